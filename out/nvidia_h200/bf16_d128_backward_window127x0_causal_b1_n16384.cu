@@ -11,7 +11,7 @@
 //   bc = 128                   keys that a block keeps, whose gradients it makes
 //   apart = false              of 64 keys one warpgroup makes dv and another dk, which takes fewer registers
 //   br = 64                    query rows that pass by them
-//   schedule = weights_first   products with weights: after those of their gradients, beside, or beside a tile ahead
+//   schedule = together        products with weights: after those of their gradients, beside, or beside a tile ahead
 //   parts = 1                  parts of them whose weights are made one behind the other
 //   kept = shared              what products read from registers: values, or keys as well
 //   q_stages = 2               tiles of queries in shared memory
@@ -23,12 +23,14 @@
 //   k_stages = 2               tiles of keys in shared memory
 //   v_stages = 2               tiles of values in shared memory
 //   order = by_head            blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
+//   ranges = of_keys           what masks are told by: the keys that each row sees, or the rows that see each key
+//   turns = free               tiles of keys that a block takes: one, or each so-manieth, or the next whenever it is free
 //
 // Tuned with window of 127 keys before and 0 after.
 //
 // Measured on NVIDIA H200, batch 1, 16 heads, 16384 rows, with a causal mask, window of 127 keys before and 0
-// after: 409.1 us (median), spread 0.3 %, 104.6 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest
-// error per head against float64: 1.6e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by
+// after: 363.6 us (median), spread 0.8 %, 117.7 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest
+// error per head against float64: 1.4e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by
 // flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -40,10 +42,10 @@
 //
 //     flashgen emit bf16_d128_backward_window127x0_causal_b1_n16384.cu \
 //         --device h200 --dtype bf16 --d 128 --backward --causal --window 127,0 --batch 1 --seqlen 16384 \
-//         --family wgmma-backward --set bc=128 --set apart=false --set br=64 --set schedule=weights_first \
+//         --family wgmma-backward --set bc=128 --set apart=false --set br=64 --set schedule=together \
 //         --set parts=1 --set kept=shared --set q_stages=2 --set dout_stages=2 --set dq_path=bulk \
 //         --set ds_stages=2 --set rows=128 --set keys=64 --set k_stages=2 --set v_stages=2 \
-//         --set order=by_head
+//         --set order=by_head --set ranges=of_keys --set turns=free
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -96,6 +98,7 @@ constexpr int kBc = 128;  // keys that a block keeps, whose gradients it makes
 constexpr int kPassingRows = 64;  // query rows that pass by them at a time
 constexpr int kConsumers = 2;  // warpgroups that compute, beside the producer
 constexpr int kThreads = 384;
+constexpr int kMaxBlocks = 132;  // as many as run at once
 constexpr int kQStages = 2, kDoutStages = 2;  // tiles of them in shared memory
 constexpr int kDsStages = 2;  // tiles of gradients of scores in shared memory
 constexpr int kShareTiles = 1, kShareColumns = 64;  // of queries' gradients, of 64 rows, by consumer
@@ -126,6 +129,9 @@ struct SharedStorage {
   alignas(16) float lse[kQStages][kPassingRows], delta[kDoutStages][kPassingRows];
   // A stage is full once its bytes have arrived, and empty once every warp of consumers has done with it.
   Barrier kept_full, q_full[kQStages], q_empty[kQStages], dout_full[kDoutStages], dout_empty[kDoutStages];
+  Barrier kept_empty;  // once every warp of consumers has read what it needs of keys and values
+  Barrier next_full, next_empty;  // once the producer has told the next turn, and every warp of consumers has read it
+  int next;
 };
 
 static_assert(sizeof(SharedStorage) == 198656, "the size that pruning counted on");
@@ -269,6 +275,12 @@ __device__ __forceinline__ bool elect_one() {
   return elected != 0;
 }
 
+// Makes the compiler forget what it knows of a value: it then works out what follows from it where that is needed,
+// rather than once and for all in a register each.
+__device__ __forceinline__ void forget(int& value) {
+  asm volatile("" : "+r"(value));
+}
+
 // Orders what this warpgroup's threads wrote to registers before its next products.
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
@@ -407,15 +419,6 @@ __device__ __forceinline__ int end_key_of(const AttentionArgs& args, int batch, 
   return max(0, end);
 }
 
-// What a row sees of the keys, a predicate aside: none where it is not there.
-struct KeyRange {
-  int begin, end;
-};
-__device__ __forceinline__ KeyRange keys_of(const AttentionArgs& args, int batch, int row) {
-  if (row >= args.seqlen_q) return {0, 0};
-  return {first_key_of(args, batch, row), end_key_of(args, batch, row)};
-}
-
 // The rows that see some of the keys [first_key, end_key): neighbours, for bounds rise with rows.
 __device__ __forceinline__ void find_rows(
     const AttentionArgs& args, int batch, int first_key, int end_key, int& first_row, int& end_row) {
@@ -431,6 +434,27 @@ __device__ __forceinline__ void find_rows(
     if (first_key_of(args, batch, middle) >= end_key) above = middle; else below = middle + 1;
   }
   end_row = below;
+}
+
+// The rows that see a key, a predicate aside: none where it is not there.
+struct RowRange {
+  int begin, end;
+};
+// `first_row` and `end_row`: no others see it.
+__device__ __forceinline__ RowRange rows_of(
+    const AttentionArgs& args, int batch, int key, int first_row, int end_row) {
+  int begin = first_row, above = end_row;
+  while (begin < above) {  // the first row that does not end before the key
+    const int middle = begin + (above - begin) / 2;
+    if (end_key_of(args, batch, middle) > key) above = middle; else begin = middle + 1;
+  }
+  int end = begin;
+  above = end_row;
+  while (end < above) {  // and the first that begins behind it
+    const int middle = end + (above - end) / 2;
+    if (first_key_of(args, batch, middle) > key) above = middle; else end = middle + 1;
+  }
+  return {begin, end};
 }
 
 // Of each row, its log-sum-exp in powers of two (infinity where it sees nothing, and so weighs nothing), and what its
@@ -463,14 +487,14 @@ __device__ __forceinline__ float* query_sum_at(float* sums, int row_tile, int co
 }
 
 // Turns a product of a row and a key into its weight, and the gradient of the weight into that of the product, but for
-// the scale of scores. `masked`: the row may not see the key, which then is none of those `seen`.
+// the scale of scores. `masked`: the row may not see the key, and then is none of those that `see` it.
 template <bool masked>
 __device__ __forceinline__ void weigh(
-    float& s, float& gradient, const AttentionArgs& args, int batch, int head, int row, int key, KeyRange seen,
+    float& s, float& gradient, const AttentionArgs& args, int batch, int head, int row, int key, RowRange see,
     float scale, float lse, float delta) {
   s = exp2f(fmaf(s, scale, -lse));
   if (masked) {
-    const bool sees_key = key >= seen.begin && key < seen.end;
+    const bool sees_key = row >= see.begin && row < see.end;
     s = sees_key ? s : 0.0f;
   }
   gradient = s * (gradient - delta);
@@ -544,6 +568,34 @@ __device__ __forceinline__ void load_rows(
 // A warp has done with a stage.
 __device__ __forceinline__ void release(Barrier* empty) {
   if (threadIdx.x % 32 == 0) barrier_arrive(empty);
+}
+
+// The keys that a block takes in a turn, of a head, and the rows that see some of them: so many tiles of each query head.
+struct Turn {
+  int batch, kv_head, first_key, end_key, first_row, end_row, of_head;
+
+  __device__ __forceinline__ Turn(const AttentionArgs& args, int number) {
+    const int tiles = tiles_of_keys(args);
+    first_key = number % tiles * kBc;
+    kv_head = number / tiles % args.num_kv_heads;
+    batch = number / tiles / args.num_kv_heads;
+    end_key = min(first_key + kBc, args.seqlen_k);
+    find_rows(args, batch, first_key, end_key, first_row, end_row);
+    first_row -= first_row % kPassingRows;
+    of_head = first_row < end_row ? (end_row - first_row + kPassingRows - 1) / kPassingRows : 0;
+  }
+
+  static __device__ __forceinline__ int tiles_of_keys(const AttentionArgs& args) {
+    return (args.seqlen_k + kBc - 1) / kBc;
+  }
+  static __device__ __forceinline__ int count(const AttentionArgs& args) {
+    return args.batch * args.num_kv_heads * tiles_of_keys(args);
+  }
+};
+
+// How many turns have been taken beside the first ones of all blocks: behind the sums of all heads.
+__device__ __forceinline__ int* turns_taken(const AttentionArgs& args) {
+  return reinterpret_cast<int*>(query_sums_of(args, args.batch, 0));
 }
 
 // Four neighbouring lanes have each a part of four chunks: gives each all parts of one.
@@ -655,6 +707,7 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
     attention_bf16_d128_backward_window_statistics(const AttentionArgs args) {
   let_next_launch_begin();
 
+  if (blockIdx.x == 0 && threadIdx.x == 0) *turns_taken(args) = 0;
   // Neighbouring elements, moved by one access.
   struct alignas(16) Elements {
     __nv_bfloat16 at[8];
@@ -707,25 +760,19 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
   }
 }
 
-// Gradients of keys and values: the block keeps kBc of them and the rows that see some pass by. Each consumer has 64 keys.
+// Gradients of keys and values: a block keeps kBc of them at a time, 64 for each consumer, and the rows that see some pass by.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_bf16_d128_backward_window_kernel(const AttentionArgs args, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
-  const int tiles = (args.seqlen_k + kBc - 1) / kBc, group = args.num_q_heads / args.num_kv_heads;
-  const int first_key = int(blockIdx.x) % tiles * kBc, kv_head = int(blockIdx.x) / tiles % args.num_kv_heads;
-  const int batch = int(blockIdx.x) / tiles / args.num_kv_heads;
-  const int end_key = min(first_key + kBc, args.seqlen_k);
-  int first_row, end_row;
-  find_rows(args, batch, first_key, end_key, first_row, end_row);
-  first_row -= first_row % kPassingRows;
-  // Tiles of rows of all heads that share the keys, one head behind the other.
-  const int of_head = first_row < end_row ? (end_row - first_row + kPassingRows - 1) / kPassingRows : 0;
-
+  const int group = args.num_q_heads / args.num_kv_heads;
   // Read from one lane, so that the compiler knows it to be the same in all.
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
     barrier_init(&smem.kept_full, 1);
+    barrier_init(&smem.kept_empty, 4 * kConsumers);
+    barrier_init(&smem.next_full, 1);
+    barrier_init(&smem.next_empty, 4 * kConsumers);
     for (int i = 0; i < kQStages; ++i) {
       barrier_init(&smem.q_full[i], 1);
       barrier_init(&smem.q_empty[i], 4 * kConsumers);
@@ -742,129 +789,163 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
   PipelineState<kQStages> q_pipe;
   PipelineState<kDoutStages> dout_pipe;
+  unsigned kept_phase = 0, next_phase = 0;
+  const int count = Turn::count(args);
   if (warp < 4) {
     give_registers<24>();
-    if (warp != 0 || of_head == 0 || !elect_one()) return;
+    if (warp != 0 || !elect_one()) return;
+    prefetch_map(&maps.k);
+    prefetch_map(&maps.v);
     prefetch_map(&maps.q);
     prefetch_map(&maps.dout);
-    barrier_expect(&smem.kept_full, sizeof(smem.k) + sizeof(smem.v));
-    load_rows<kBc, kKeyBox, kDChunks>(smem.k, &maps.k, &smem.kept_full, first_key, kv_head, batch);
-    load_rows<kBc, kKeyBox, kDvChunks>(smem.v, &maps.v, &smem.kept_full, first_key, kv_head, batch);
-    for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-      for (int n = 0, first = first_row; n < of_head; ++n, first += kPassingRows) {
-        Barrier* const q_full = &smem.q_full[q_pipe.stage];
-        barrier_wait(&smem.q_empty[q_pipe.stage], q_pipe.phase ^ 1);
-        barrier_expect(q_full, sizeof(smem.q[0]) + sizeof(smem.lse[0]));
-        load_rows<kPassingRows, kRowBox, kDChunks>(smem.q[q_pipe.stage], &maps.q, q_full, first, head, batch);
-        bulk_load(smem.lse[q_pipe.stage], lse_of(args, batch, head) + first, sizeof(smem.lse[0]), q_full);
-        q_pipe.advance();
-        Barrier* const dout_full = &smem.dout_full[dout_pipe.stage];
-        barrier_wait(&smem.dout_empty[dout_pipe.stage], dout_pipe.phase ^ 1);
-        barrier_expect(dout_full, sizeof(smem.dout[0]) + sizeof(smem.delta[0]));
-        load_rows<kPassingRows, kRowBox, kDvChunks>(
-            smem.dout[dout_pipe.stage], &maps.dout, dout_full, first, head, batch);
-        bulk_load(smem.delta[dout_pipe.stage], delta_of(args, batch, head) + first, sizeof(smem.delta[0]), dout_full);
-        dout_pipe.advance();
+#pragma unroll 1
+    for (int number = blockIdx.x, next; number < count; number = next) {
+      next = gridDim.x + atomicAdd(turns_taken(args), 1);
+      const Turn turn(args, number);
+      const int batch = turn.batch;
+      bool is_kept = false;
+#pragma unroll 1
+      for (int head = turn.kv_head * group; head < (turn.kv_head + 1) * group; ++head) {
+#pragma unroll 1
+        for (int n = 0, first = turn.first_row; n < turn.of_head; ++n, first += kPassingRows) {
+          Barrier* const q_full = &smem.q_full[q_pipe.stage];
+          barrier_wait(&smem.q_empty[q_pipe.stage], q_pipe.phase ^ 1);
+          barrier_expect(q_full, sizeof(smem.q[0]) + sizeof(smem.lse[0]));
+          load_rows<kPassingRows, kRowBox, kDChunks>(smem.q[q_pipe.stage], &maps.q, q_full, first, head, batch);
+          bulk_load(smem.lse[q_pipe.stage], lse_of(args, batch, head) + first, sizeof(smem.lse[0]), q_full);
+          q_pipe.advance();
+          Barrier* const dout_full = &smem.dout_full[dout_pipe.stage];
+          barrier_wait(&smem.dout_empty[dout_pipe.stage], dout_pipe.phase ^ 1);
+          barrier_expect(dout_full, sizeof(smem.dout[0]) + sizeof(smem.delta[0]));
+          load_rows<kPassingRows, kRowBox, kDvChunks>(
+              smem.dout[dout_pipe.stage], &maps.dout, dout_full, first, head, batch);
+          bulk_load(smem.delta[dout_pipe.stage], delta_of(args, batch, head) + first, sizeof(smem.delta[0]), dout_full);
+          dout_pipe.advance();
+          if (is_kept) continue;
+          // Rows have room sooner than keys, of which the turn before has need until its end.
+          is_kept = true;
+          barrier_wait(&smem.kept_empty, kept_phase ^ 1);
+          barrier_expect(&smem.kept_full, sizeof(smem.k) + sizeof(smem.v));
+          load_rows<kBc, kKeyBox, kDChunks>(smem.k, &maps.k, &smem.kept_full, turn.first_key, turn.kv_head, batch);
+          load_rows<kBc, kKeyBox, kDvChunks>(smem.v, &maps.v, &smem.kept_full, turn.first_key, turn.kv_head, batch);
+          kept_phase ^= 1;
+        }
       }
+      barrier_wait(&smem.next_empty, next_phase ^ 1);
+      smem.next = next;
+      barrier_arrive(&smem.next_full);
+      next_phase ^= 1;
     }
     return;
   }
   take_registers<240>();
-  const int consumer = warp / 4 - 1, lane = threadIdx.x % 32;
-  const int own = consumer * 64;  // the consumer's first key here
-  const int own_key = first_key + own + warp % 4 * 16 + lane / 4;  // the thread's first
-  const unsigned long long k_desc = descriptor(smem.k[0] + own * kChunk);
-  const unsigned long long v_desc = descriptor(smem.v[0] + own * kChunk);
-  const float scale = args.scale * kLog2e;
-  float sum_k[kD / 2] = {}, sum_v[kDv / 2] = {};
-  const int share_column = consumer * kShareColumns;  // a consumer's share of queries' gradients begins there
-  const unsigned long long all_keys = descriptor(smem.k[share_column / kChunk], sizeof(KeptKeys));
   int ds_stage = 0;
+#pragma unroll 1
+  for (int number = blockIdx.x; number < count;) {
+    const Turn turn(args, number);
+    const int batch = turn.batch, kv_head = turn.kv_head, first_key = turn.first_key;
+    const int first_row = turn.first_row, end_row = turn.end_row, of_head = turn.of_head;
+    const int consumer = warp / 4 - 1, lane = threadIdx.x % 32;
+    const int own = consumer * 64;  // the consumer's first key here
+    const int own_key = first_key + own + warp % 4 * 16 + lane / 4;  // the thread's first
+    const RowRange rows_of_own = rows_of(args, batch, own_key, first_row, end_row);
+    const RowRange rows_of_other = rows_of(args, batch, own_key + 8, first_row, end_row);
+    const unsigned long long k_desc = descriptor(smem.k[0] + own * kChunk);
+    const unsigned long long v_desc = descriptor(smem.v[0] + own * kChunk);
+    const float scale = args.scale * kLog2e;
+    float sum_k[kD / 2] = {}, sum_v[kDv / 2] = {};
+    const int share_column = consumer * kShareColumns;  // a consumer's share of queries' gradients begins there
+    const unsigned long long all_keys = descriptor(smem.k[share_column / kChunk], sizeof(KeptKeys));
 
-  if (of_head > 0) {
-    barrier_wait(&smem.kept_full, 0);
-  }
+    if (of_head > 0) {
+      barrier_wait(&smem.kept_full, kept_phase);
+    }
 #pragma unroll 1
-  for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-    float* const sums = query_sums_of(args, batch, head);
+    for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+      float* const sums = query_sums_of(args, batch, head);
 #pragma unroll 1
-    for (int n = 0, first = first_row; n < of_head; ++n, first += kPassingRows) {
-      const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
-      const unsigned long long dout_desc = descriptor(smem.dout[dout_pipe.stage], sizeof(PassingRows));
-      float s[kPassingRows / 2], gradient[kPassingRows / 2];
-      unsigned weights[kPassingRows / 16][4], gradients[kPassingRows / 16][4];
-      barrier_wait(&smem.q_full[q_pipe.stage], q_pipe.phase);
-      start_products<kDSteps, KeptKeys, PassingRows>(s, k_desc, q_desc);
-      barrier_wait(&smem.dout_full[dout_pipe.stage], dout_pipe.phase);
-      start_products<kDvSteps, KeptKeys, PassingRows>(gradient, v_desc, dout_desc);
-      wgmma_wait<1>();
-      hold(s);
-      const auto weigh_all = [&](auto masked) {
-        constexpr bool kMasked = decltype(masked)::value;
+      for (int n = 0, first = first_row; n < of_head; ++n, first += kPassingRows) {
+        const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
+        const unsigned long long dout_desc = descriptor(smem.dout[dout_pipe.stage], sizeof(PassingRows));
+        float s[kPassingRows / 2], gradient[kPassingRows / 2];
+        unsigned weights[kPassingRows / 16][4], gradients[kPassingRows / 16][4];
+        barrier_wait(&smem.q_full[q_pipe.stage], q_pipe.phase);
+        start_products<kDSteps, KeptKeys, PassingRows>(s, k_desc, q_desc);
+        barrier_wait(&smem.dout_full[dout_pipe.stage], dout_pipe.phase);
+        start_products<kDvSteps, KeptKeys, PassingRows>(gradient, v_desc, dout_desc);
+        wgmma_wait<0>();
+        hold(s);
+        hold(gradient);
+        const auto weigh_all = [&](auto masked) {
+          constexpr bool kMasked = decltype(masked)::value;
 #pragma unroll
-        for (int i = 0; i < kPassingRows / 2; i += 4) {
-          const int column = i * 2 + lane % 4 * 2;
-          const float2 lse = *reinterpret_cast<const float2*>(smem.lse[q_pipe.stage] + column);
+          for (int i = 0; i < kPassingRows / 2; i += 4) {
+            const int column = i * 2 + lane % 4 * 2;
+            const float2 lse = *reinterpret_cast<const float2*>(smem.lse[q_pipe.stage] + column);
+            const float2 delta = *reinterpret_cast<const float2*>(smem.delta[dout_pipe.stage] + column);
 #pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const int row = first + column + e;
-            const KeyRange seen = kMasked ? keys_of(args, batch, row) : KeyRange{};
+            for (int e = 0; e < 2; ++e) {
+              const int row = first + column + e;
 #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-              const int at = i + 2 * h + e, key = own_key + 8 * h;
-              float factor = 1.0f;
-              weigh<kMasked>(s[at], factor, args, batch, head, row, key, seen, scale, e ? lse.y : lse.x, 0.0f);
+              for (int h = 0; h < 2; ++h) {
+                const int at = i + 2 * h + e, key = own_key + 8 * h;
+                const RowRange see = h ? rows_of_other : rows_of_own;
+                weigh<kMasked>(s[at], gradient[at], args, batch, head, row, key, see, scale, e ? lse.y : lse.x,
+                               e ? delta.y : delta.x);
+              }
             }
           }
+        };
+        if (is_partial(args, batch, first, first + kPassingRows, first_key, first_key + kBc)) {
+          weigh_all(Constant<true>{});
+        } else {
+          weigh_all(Constant<false>{});
         }
-      };
-      if (is_partial(args, batch, first, first + kPassingRows, first_key, first_key + kBc)) {
-        weigh_all(Constant<true>{});
-      } else {
-        weigh_all(Constant<false>{});
-      }
-      pack_weights(s, weights);
-      start_sums(sum_v, weights, dout_desc);
-      wgmma_wait<1>();
-      hold(gradient);
-#pragma unroll
-      for (int i = 0; i < kPassingRows / 2; i += 4) {
-        const float2 delta = *reinterpret_cast<const float2*>(smem.delta[dout_pipe.stage] + i * 2 + lane % 4 * 2);
-#pragma unroll
-        for (int at = i; at < i + 4; ++at) {
-          const float slope = s[at] * (gradient[at] - (at % 2 ? delta.y : delta.x));
-          gradient[at] = s[at] == 0.0f ? 0.0f : slope;
-        }
-      }
-      pack_weights(gradient, gradients);
-      store_gradients(smem.gradients[ds_stage][consumer], gradients);
-      fence_proxy_async();
-      named_barrier_sync(kGradientsBarrier, kConsumers * kWarpgroup);
-      float shares[kShareTiles][kShareColumns / 2];
-      start_shares(shares, descriptor(smem.gradients[ds_stage][0]), all_keys);
+        pack_weights(s, weights);
+        pack_weights(gradient, gradients);
+        start_sums(sum_v, weights, dout_desc);
+        store_gradients(smem.gradients[ds_stage][consumer], gradients);
+        fence_proxy_async();
+        named_barrier_sync(kGradientsBarrier, kConsumers * kWarpgroup);
+        float shares[kShareTiles][kShareColumns / 2];
+        start_shares(shares, descriptor(smem.gradients[ds_stage][0]), all_keys);
 
-      start_sums(sum_k, gradients, q_desc);
-      wgmma_wait<2>();
-      release(&smem.dout_empty[dout_pipe.stage]);
-      dout_pipe.advance();
-      wgmma_wait<1>();
-      stage_shares(smem.shares[consumer][warp % 4], shares);
-      float* const place = query_sum_at(sums, first / 16 + warp % 4, share_column / 8);
-      add_shares(args, place, first + warp % 4 * 16, smem.shares[consumer][warp % 4], share_column);
-      ds_stage ^= 1;
+        start_sums(sum_k, gradients, q_desc);
+        wgmma_wait<2>();
+        release(&smem.dout_empty[dout_pipe.stage]);
+        dout_pipe.advance();
+        wgmma_wait<1>();
+        stage_shares(smem.shares[consumer][warp % 4], shares);
+        float* const place = query_sum_at(sums, first / 16 + warp % 4, share_column / 8);
+        add_shares(args, place, first + warp % 4 * 16, smem.shares[consumer][warp % 4], share_column);
+        ds_stage ^= 1;
 
-      wgmma_wait<0>();
-      release(&smem.q_empty[q_pipe.stage]);
-      q_pipe.advance();
+        wgmma_wait<0>();
+        release(&smem.q_empty[q_pipe.stage]);
+        q_pipe.advance();
+      }
     }
+    hold(sum_k);
+    hold(sum_v);
+    tma_wait_read<0>();
+    if (of_head > 0) {
+      release(&smem.kept_empty);
+      kept_phase ^= 1;
+    }
+    int same = number;
+    forget(same);  // until here registers are for what is added up
+    const Turn made(args, same);
+    const int made_key = made.first_key + own;
+    write_rows(args.dk + made.batch * args.dk_stride_batch + made.kv_head * args.dk_stride_head, args.dk_stride_row, made_key,
+               made.end_key, sum_k, args.scale);
+    write_rows(args.dv + made.batch * args.dv_stride_batch + made.kv_head * args.dv_stride_head, args.dv_stride_row, made_key,
+               made.end_key, sum_v, 1.0f);
+    barrier_wait(&smem.next_full, next_phase);
+    number = smem.next;
+    __syncwarp();
+    release(&smem.next_empty);
+    next_phase ^= 1;
   }
-  hold(sum_k);
-  hold(sum_v);
-  tma_wait_read<0>();
-  write_rows(args.dk + batch * args.dk_stride_batch + kv_head * args.dk_stride_head, args.dk_stride_row, first_key + own,
-             end_key, sum_k, args.scale);
-  write_rows(args.dv + batch * args.dv_stride_batch + kv_head * args.dv_stride_head, args.dv_stride_row, first_key + own,
-             end_key, sum_v, 1.0f);
 }
 
 // Gradients of query rows: what all blocks have added up, times scores' scale; a warp writes 16 rows.
@@ -921,7 +1002,7 @@ extern "C" long long attention_bf16_d128_backward_window_workspace_bytes(const A
   const long long seqlen_q = args->seqlen_q;
   return 4 * ((batch * num_q_heads * ((seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
               (batch * num_q_heads * ((seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
-              (batch * num_q_heads * ((seqlen_q + 15) / 16 * 16) * 128 + 63) / 64 * 64);
+              (batch * num_q_heads * ((seqlen_q + 15) / 16 * 16) * 128 + 63) / 64 * 64 + 64);
 }
 
 // How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
@@ -990,8 +1071,9 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& b
   const cudaError_t status =
       cudaFuncSetAttribute(attention_bf16_d128_backward_window_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
+  const unsigned grid = unsigned(blocks < kMaxBlocks ? blocks : kMaxBlocks);
   cudaLaunchAttribute attribute;
-  const cudaLaunchConfig_t config = configure(unsigned(blocks), kThreads, smem_bytes, stream, attribute, begun);
+  const cudaLaunchConfig_t config = configure(grid, kThreads, smem_bytes, stream, attribute, begun);
   return cudaLaunchKernelEx(&config, attention_bf16_d128_backward_window_kernel, *args, maps);
 }
 
@@ -1044,4 +1126,4 @@ extern "C" int attention_bf16_d128_backward_window(const AttentionArgs* args, cu
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 1, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 16384, "seqlen_k": 16384, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto", "scoring": {"window": [127, 0]}, "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 64, "schedule": "weights_first", "parts": 1, "kept": "shared", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_head", "meeting": "at_once", "ranges": "of_rows", "min_blocks": 1, "turns": "one"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_backward_window", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 198656, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "postprocess", "dependent": true}], "digest": "c588c6c6587f3a94", "figures": [1959, 1154]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 1, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 16384, "seqlen_k": 16384, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto", "scoring": {"window": [127, 0]}, "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 64, "schedule": "together", "parts": 1, "kept": "shared", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_head", "meeting": "at_once", "ranges": "of_keys", "min_blocks": 1, "turns": "free"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_backward_window", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 198656, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "postprocess", "dependent": true}], "digest": "924b1450f83f3a44", "figures": [2197, 1187]}

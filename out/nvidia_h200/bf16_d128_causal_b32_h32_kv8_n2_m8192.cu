@@ -21,8 +21,8 @@
 //   pack_heads = true          query heads that share keys fill one tile's rows together
 //
 // Measured on NVIDIA H200, batch 32, 32 query and 8 key/value heads, 2 query and 8192 key rows, with a causal
-// mask: 249.5 us (median), spread 0.4 %, 34.4 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest
-// error per head against float64: 2.4e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by
+// mask: 245.6 us (median), spread 0.2 %, 35.0 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest
+// error per head against float64: 2.5e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by
 // flashgen 0.2.0, seed 0.
 //
 // Build:

@@ -4,8 +4,8 @@ For NVIDIA H200 (sm_90a) at batch 32, 32 query and 8 key/value heads, 2 query an
 mask. Serves any batch, number of heads, lengths and strides, grouped-query heads, and either mask.
 
 Measured on NVIDIA H200, batch 32, 32 query and 8 key/value heads, 2 query and 8192 key rows, with a causal
-mask: 249.5 us (median), spread 0.4 %, 34.4 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error
-per head against float64: 2.4e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen
+mask: 245.6 us (median), spread 0.2 %, 35.0 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error
+per head against float64: 2.5e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen
 0.2.0, seed 0.
 
     from bf16_d128_causal_b32_h32_kv8_n2_m8192 import attention
@@ -134,14 +134,14 @@ KERNELS: tuple[Tuned, ...] = (
             "arch": 90,
         },
         measurement={
-            "median_us": 249.4879961013794,
-            "spread": 0.003783718261687253,
-            "tflops": 34.4281506053289,
+            "median_us": 245.60000002384186,
+            "spread": 0.001954381939452869,
+            "tflops": 34.97316898683296,
             "registers": 128,
             "spill_bytes": 0,
             "smem_bytes": 115712,
             "occupancy": 0.25,
-            "error": 0.002370354208046272,
+            "error": 0.0024861910415213333,
             "predicted": False,
             "busy": "",
             "driver": "580.159.04 (CUDA 13.0)",

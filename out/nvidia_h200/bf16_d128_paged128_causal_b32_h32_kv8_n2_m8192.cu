@@ -8,42 +8,43 @@
 // Keys and values lie in pages of 128 keys: caches are (pages, heads, page_size, head_dim) by strides. Each
 // sequence's row of page_table lists its pages, which others may have too.
 //
-// Family mma:
-//   br = 16                    query rows per block
-//   rows_per_warp = 16         query rows that one warp owns
-//   bc = 16                    keys per tile
-//   layout = swizzled          how rows in shared memory avoid bank conflicts
-//   d_steps = exact            q k^T's last step: of 8 columns where the head dim ends, or of 16
-//   q_in_registers = false     keep Q in registers for the whole block
-//   stages = 2                 K/V tiles in shared memory; 1: K and V are fetched in turns
+// Family wgmma:
+//   br = 64                    query rows per tile, 64 for each warpgroup that computes
+//   bc = 64                    keys per tile
+//   persistent = false         blocks stay for several tiles
+//   q_stages = 1               Q tiles in shared memory: 2 bring the next one early
+//   k_stages = 2               K tiles in shared memory
+//   v_stages = 2               V tiles in shared memory
+//   schedule = overlapped      the next scores: before these outputs, or behind them
+//   q_in_registers = true      keep Q in registers, which relieves shared memory
+//   order_of_groups = free     what warpgroups do in turns: nothing, products, exponentials
 //   rescale = lazy             when outputs follow the running maximum: once it grew, or always
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
-//   heads = 1                  heads that one block takes in turn, one's copies beside another's products
-//   min_blocks = 3             blocks per SM the compiler must leave registers for
-//   block_order = by_head      what neighbouring blocks share: a head, or a length
+//   section = 1                heads whose tiles start together by length, 0 all of them
+//   min_blocks = 2             blocks per SM
 //   pack_heads = true          query heads that share keys fill one tile's rows together
-//   key_warps = 4              warps with the same rows, which take tiles of keys in turns
 //
 // Measured on NVIDIA H200, batch 32, 32 query and 8 key/value heads, 2 query and 8192 key rows, pages of 128,
-// with a causal mask: 251.2 us (median), spread 0.4 %, 34.2 TFLOP/s, 168 registers per thread, occupancy
-// 19 %. Largest error per head against float64: 2.1e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA
+// with a causal mask: 249.2 us (median), spread 0.5 %, 34.5 TFLOP/s, 128 registers per thread, occupancy
+// 25 %. Largest error per head against float64: 1.8e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA
 // 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
 //
-//     nvcc -std=c++17 -O3 -ftz=true -arch=sm_90 -c bf16_d128_paged128_causal_b32_h32_kv8_n2_m8192.cu
+//     nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c bf16_d128_paged128_causal_b32_h32_kv8_n2_m8192.cu
 //     (-DFLASHGEN_CAUSAL=0 builds it with no mask)
 //
 // Regenerate:
 //
 //     flashgen emit bf16_d128_paged128_causal_b32_h32_kv8_n2_m8192.cu \
 //         --device h200 --dtype bf16 --d 128 --page-size 128 --causal --batch 32 --heads 32 --kv-heads 8 \
-//         --seqlen-q 2 --seqlen-k 8192 --family mma --set br=16 --set rows_per_warp=16 --set bc=16 \
-//         --set layout=swizzled --set d_steps=exact --set q_in_registers=false --set stages=2 \
-//         --set rescale=lazy --set poly_exp=0 --set heads=1 --set min_blocks=3 --set block_order=by_head \
-//         --set pack_heads=true --set key_warps=4
+//         --seqlen-q 2 --seqlen-k 8192 --family wgmma --set br=64 --set bc=64 --set persistent=false \
+//         --set q_stages=1 --set k_stages=2 --set v_stages=2 --set schedule=overlapped \
+//         --set q_in_registers=true --set order_of_groups=free --set rescale=lazy --set poly_exp=0 \
+//         --set section=1 --set min_blocks=2 --set pack_heads=true
 
 #include <cuda_bf16.h>
+#include <cuda.h>
 #include <cuda_pipeline.h>
 
 #if defined(FLASHGEN_DEBUG) && !defined(__CUDACC_RTC__)
@@ -73,53 +74,66 @@ struct AttentionArgs {
 };
 static_assert(sizeof(AttentionArgs) == 200, "callers from other languages pack the arguments by hand");
 
+// The arrays as the copy engine reads and writes them.
+struct TensorMaps {
+  CUtensorMap k, v;
+};
+
 constexpr bool kCausal = FLASHGEN_CAUSAL;
+constexpr bool kRowsMayBeEmpty = kCausal;  // though there are keys
+constexpr bool kLaterRowsSeeMore = kCausal;
+
 using Element = __nv_bfloat16;
+using Barrier = unsigned long long;
 constexpr int kD = 128;  // head dim of queries and keys
 constexpr int kDv = 128;  // head dim of values and outputs
-constexpr int kVec = 8;  // elements per access of global memory
+constexpr int kVec = 8;  // elements that strides must be multiples of, for the copy engine
 
-constexpr int kBr = 16;  // query rows per block
-constexpr int kBc = 16;  // keys per tile
-constexpr int kRowTiles = 1;  // tiles of 16 rows that one warp owns, so that softmax never leaves it
-constexpr int kThreads = 128;
-constexpr int kStages = 2;  // K/V tiles in shared memory, of each warp
-constexpr int kKeyWarps = 4;  // warps with the same rows, which take tiles of keys in turns
+constexpr int kBr = 64;  // query rows per tile: 64 for each consumer
+constexpr int kBc = 64;  // keys per tile
+constexpr int kConsumers = 1;  // warpgroups that compute, beside the producer
+constexpr int kWarpgroup = 128;  // threads of a warpgroup
+constexpr int kThreads = 256;
+// Rows of maps end here, where those of a sequence do; as many steps of so many bytes come round to the same address.
+constexpr int kRowsEnd = 1 << 30;
+constexpr long long kWayRound = 1LL << 34;
+constexpr int kPiece = 64;  // keys that are copied together: of one page, and of one tile
+constexpr int kPieces = kBc / kPiece;  // of a tile, each copied by a lane of the producer's warp
+static_assert(kPieces <= 32 && kPiece % 8 == 0, "pieces are of whole groups of eight rows, swizzled alike");
+constexpr int kKStages = 2, kVStages = 2;  // tiles of K and of V in shared memory
 
-constexpr int kKeyTiles = kBc / 8;  // columns of eight keys in a warp's scores
-constexpr int kWideSteps = 8;  // steps of 16 along the head dim in q k^T
-constexpr int kValueTiles = 16;  // columns of eight in a warp's outputs
+// A tile in shared memory is made of chunks of 64 columns, whose rows of 128 bytes are swizzled.
+constexpr int kChunk = 64;
+constexpr int kDChunks = (kD + kChunk - 1) / kChunk;
+constexpr int kDvChunks = (kDv + kChunk - 1) / kChunk;
+constexpr int kDSteps = (kD + 15) / 16;  // steps of 16 along the head dim in q k^T
+constexpr int kKeySteps = kBc / 16;  // steps of 16 along the keys in p v
+constexpr int kValueTiles = kDv / 8;  // columns of eight in a thread's outputs
 
-// Elements between rows in shared memory.
-constexpr int kQStride = 128;
-constexpr int kKStride = 128;
-constexpr int kVStride = 128;
-constexpr int kPartialStride = 136;  // of outputs, as floats
+// Named barriers of the block, by consumer.
+constexpr int kConsumerBarrier = 1;  // its own
+
+constexpr unsigned kKBytes = kBc * kDChunks * kChunk * sizeof(Element);
+constexpr unsigned kVBytes = kBc * kDvChunks * kChunk * sizeof(Element);
 
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
-constexpr bool kRowsMayBeEmpty = kCausal;  // though there are keys
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 
-struct Tiles {
-  alignas(16) Element q[kBr * kQStride];
-  alignas(16) Element k[kKeyWarps][kStages][kBc * kKStride];
-  alignas(16) Element v[kKeyWarps][kStages][kBc * kVStride];
-};
+using QChunk = Element[64 * kChunk];  // of the 64 rows of one consumer
+using KChunk = Element[kBc * kChunk];
+using VChunk = KChunk;
+using OChunk = QChunk;
 
-// What some of the keys make of the block's rows: outputs before their division, sums by four lanes, maxima.
-struct PartialResult {
-  alignas(16) float o[kBr * kPartialStride];
-  float row_sum[kBr][4];
-  float row_max[kBr];
+struct SharedStorage {
+  // Q by consumer, and then its outputs on their way to global memory.
+  alignas(1024) QChunk q[1][kConsumers][kDChunks];
+  alignas(1024) KChunk k[kKStages][kDChunks];
+  alignas(1024) VChunk v[kVStages][kDvChunks];
+  // A stage is full once its bytes have arrived, and empty once every consumer has done with it.
+  Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
 };
-
-// Partial results take the place of tiles that nobody needs any more.
-union SharedStorage {
-  Tiles tiles;
-  PartialResult partial_results[3];
-};
-static_assert(sizeof(SharedStorage) == 69632, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 82944, "the size that pruning counted on");
 
 constexpr int kPageSize = 128;  // keys per page
 
@@ -164,8 +178,63 @@ __device__ __forceinline__ long long row_offset(const PagedRows& rows, int key) 
   return page_offset(rows, nth) + (key - nth * kPageSize) * rows.row_stride;
 }
 
+__device__ __forceinline__ unsigned shared_address(const void* pointer) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
+// A barrier in shared memory (PTX mbarrier): a phase ends when `arrivals` threads have arrived and all announced bytes
+// are there.
+__device__ __forceinline__ void barrier_init(Barrier* barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+
+// Shows initialised barriers to the copy engine.
+__device__ __forceinline__ void fence_barrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(Barrier* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(shared_address(barrier)) : "memory");
+}
+
+// Arrives, and announces bytes that copies will bring in this phase.
+__device__ __forceinline__ void barrier_expect(Barrier* barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+               :
+               : "r"(shared_address(barrier)), "r"(bytes)
+               : "memory");
+}
+
+// Waits for the end of the phase of that parity. A new barrier's previous phase counts as one of parity 1, ended.
+__device__ __forceinline__ void barrier_wait(Barrier* barrier, unsigned parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}"
+      :
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+}
+
+// Waits until `threads` threads have come to barrier `id` of the block, this one's warp among them.
+__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
+// Shows ordinary writes to shared memory to the copy engine and the tensor cores.
+__device__ __forceinline__ void fence_proxy_async() {
+  asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+}
+
+__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
+}
+
 // Copies kBytes (4, 8 or 16) from global to shared memory while the thread goes on; zeros unless `inside`.
 template <int kBytes>
 __device__ __forceinline__ void copy_async(void* shared, const void* global, bool inside) {
@@ -184,6 +253,42 @@ __device__ __forceinline__ void copy_async(void* shared, const void* global, boo
   }
 }
 
+// Brings the box of rows from (x, kRowsEnd - row before `end`, head) on, where they end, to shared memory, zeros for
+// what is not there; counts its bytes towards `barrier`.
+__device__ __forceinline__ void tma_load_until(
+    void* shared, const CUtensorMap* map, Barrier* barrier, int x, int row, int head, int end) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];"
+      :
+      : "r"(shared_address(shared)), "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(row), "r"(head), "r"(end),
+        "r"(kRowsEnd)
+      : "memory");
+}
+
+// Changes how many registers a thread of this warpgroup has, whose four warps all call it.
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(kRegisters));
+}
+
+// True in one lane of a full warp.
+__device__ __forceinline__ bool elect_one() {
+  unsigned elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "elect.sync _|p, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(elected));
+  return elected != 0;
+}
+
 __device__ __forceinline__ void ldmatrix_x4(unsigned* m, const void* row) {
   const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -191,19 +296,78 @@ __device__ __forceinline__ void ldmatrix_x4(unsigned* m, const void* row) {
                : "r"(address));
 }
 
-__device__ __forceinline__ void ldmatrix_x4_trans(unsigned* m, const void* row) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-               : "r"(address));
+__device__ __forceinline__ void stmatrix_x4(void* row, const unsigned* m) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+               :
+               : "r"(shared_address(row)), "r"(m[0]), "r"(m[1]), "r"(m[2]), "r"(m[3])
+               : "memory");
 }
 
-// D += A B for one warp: A is 16 x k by rows, B is k x 8 by columns, D is 16 x 8.
-__device__ __forceinline__ void mma_m16n8k16_bf16(float* d, const unsigned* a, const unsigned* b) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+// Orders what this warpgroup's threads wrote to registers before its next products.
+__device__ __forceinline__ void wgmma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
+}
+
+// Closes a group of products.
+__device__ __forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
+}
+
+// Waits for all but the last kGroups groups.
+template <int kGroups>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(kGroups) : "memory");
+}
+
+// Keeps the compiler from reading products before the wait that precedes this.
+template <int n>
+__device__ __forceinline__ void hold(float (&registers)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) asm volatile("" : "+f"(registers[i]) : : "memory");
+}
+
+// D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. q k^T reads k from shared memory,
+// p v has p in registers and v by rows of n.
+__device__ __forceinline__ void wgmma_m64n64k16_bf16_rs(
+    float (&d)[32], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "{%32, %33, %34, %35}, %36, p, 1, 1, 0;\n"
+      "}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));
+}
+
+__device__ __forceinline__ void wgmma_m64n128k16_bf16_rs_trans(
+    float (&d)[64], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %69, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+      "{%64, %65, %66, %67}, %68, p, 1, 1, 1;\n"
+      "}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));
 }
 
 #endif
@@ -214,305 +378,202 @@ __device__ __forceinline__ unsigned pack(float first, float second) {
   return reinterpret_cast<const unsigned&>(both);
 }
 
-// One access of a tile's copy: kVec elements, zeros unless `inside`.
-__device__ __forceinline__ void copy_vector(Element* shared, const Element* global, bool inside) {
-  copy_async<kVec * sizeof(Element)>(shared, global, inside);
+// What wgmma reads from `start` on: rows of 128 bytes, swizzled, groups of eight rows one after the other; chunks of 64
+// columns `chunk_bytes` apart where the columns are what is multiplied in parallel.
+__device__ __forceinline__ unsigned long long descriptor(const void* start, unsigned chunk_bytes = 16) {
+  constexpr unsigned long long kSwizzle128 = 1ULL << 62, kGroupOfRows = 1024ULL >> 4 << 32;
+  return kSwizzle128 | kGroupOfRows | static_cast<unsigned long long>(chunk_bytes >> 4) << 16 |
+         (shared_address(start) & 0x3ffff) >> 4;
 }
 
-__device__ __forceinline__ int q_offset(int row, int x) {
-  // XOR of the 16-byte chunk with the row spreads neighbouring rows over the banks.
-  return row * kQStride + (x ^ (row % 8 * 8));
+// The descriptor of a step of 32 bytes along the columns of a tile's chunks, and of one of sixteen keys along its rows.
+template <typename Chunk>
+__device__ __forceinline__ unsigned long long step_of_columns(unsigned long long tile, int step) {
+  return tile + ((step / 4 * int(sizeof(Chunk)) + step % 4 * 32) >> 4);
+}
+__device__ __forceinline__ unsigned long long step_of_keys(unsigned long long tile, int step) {
+  return tile + (step * 16 * 128 >> 4);
 }
 
-__device__ __forceinline__ int k_offset(int key, int x) {
-  // XOR of the 16-byte chunk with the row spreads neighbouring rows over the banks.
-  return key * kKStride + (x ^ (key % 8 * 8));
-}
+// Where a pipeline of `stages` buffers stands: the buffer, and the parity of the phase that fills it.
+template <int stages>
+struct PipelineState {
+  int stage = 0;
+  unsigned phase = 0;
 
-__device__ __forceinline__ int v_offset(int key, int x) {
-  // XOR of the 16-byte chunk with the row spreads neighbouring rows over the banks.
-  return key * kVStride + (x ^ (key % 8 * 8));
-}
-
-// Where a packed row begins: row r is position r / group of head r % group, of `group` query heads that share keys.
-__device__ __forceinline__ long long packed_offset(int row, int group, long long stride, long long head_stride) {
-  return row / group * stride + row % group * head_stride;
-}
-
-// A thread's share of the copy of Q to shared memory. Rows from `num_rows` on become zeros.
-__device__ __forceinline__ void fetch_q(
-    Element* tile, const Element* q, long long stride, long long head_stride, int group, int first_row, int num_rows) {
-  const int tile_row = threadIdx.x / 16, first_x = threadIdx.x % 16 * kVec;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int row = tile_row + r * 8;
-    const Element* source = q + packed_offset(first_row + row, group, stride, head_stride) + first_x;
-#pragma unroll
-    for (int x = 0; x < kD; x += 128) {
-      copy_vector(tile + q_offset(row, first_x + x), source + x, first_row + row < num_rows);
+  __device__ __forceinline__ void advance() {
+    if (++stage == stages) {
+      stage = 0;
+      phase ^= 1;
     }
   }
-}
-
-// A thread's share of a copy to shared memory: columns from `source` on, of keys from `first` on. Those from `end` on
-// become zeros.
-__device__ __forceinline__ void fetch_k(Element* tile, const Element* source, const PagedRows& rows, int first, int end) {
-  const int first_row = threadIdx.x % 32 / 16, first_x = threadIdx.x % 32 % 16 * kVec;
-  // All of the tile lies in one page.
-  source += page_offset(rows, first / kPageSize) + (first % kPageSize + first_row) * rows.row_stride;
-#pragma unroll
-  for (int r = 0; r < 8; ++r) {
-    const int row = first_row + r * 2;
-#pragma unroll
-    for (int x = 0; x < kD; x += 128) {
-      copy_vector(tile + k_offset(row, first_x + x), source + x, first + row < end);
-    }
-    source += 2 * rows.row_stride;
-  }
-}
-
-// A thread's share of a copy to shared memory: columns from `source` on, of keys from `first` on. Those from `end` on
-// become zeros.
-__device__ __forceinline__ void fetch_v(Element* tile, const Element* source, const PagedRows& rows, int first, int end) {
-  const int first_row = threadIdx.x % 32 / 16, first_x = threadIdx.x % 32 % 16 * kVec;
-  // All of the tile lies in one page.
-  source += page_offset(rows, first / kPageSize) + (first % kPageSize + first_row) * rows.row_stride;
-#pragma unroll
-  for (int r = 0; r < 8; ++r) {
-    const int row = first_row + r * 2;
-#pragma unroll
-    for (int x = 0; x < kDv; x += 128) {
-      copy_vector(tile + v_offset(row, first_x + x), source + x, first + row < end);
-    }
-    source += 2 * rows.row_stride;
-  }
-}
-
-// Transposes four registers of four neighbouring lanes: lane c's register j goes to lane j's register c. So the pieces
-// of 4 bytes that a fragment is made of turn into accesses of 16 bytes.
-__device__ __forceinline__ void transpose_quad(unsigned (&r)[4]) {
-  const bool odd = threadIdx.x % 2, upper = threadIdx.x / 2 % 2;
-#pragma unroll
-  for (int j = 0; j < 4; j += 2) {
-    const unsigned received = __shfl_xor_sync(0xffffffffu, odd ? r[j] : r[j + 1], 1);
-    if (odd) {
-      r[j] = received;
-    } else {
-      r[j + 1] = received;
-    }
-  }
-#pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    const unsigned received = __shfl_xor_sync(0xffffffffu, upper ? r[j] : r[j + 2], 2);
-    if (upper) {
-      r[j] = received;
-    } else {
-      r[j + 2] = received;
-    }
-  }
-}
-
-// One warp's state: its rows of Q, O and the softmax, as the fragments of the tensor cores have them. A lane owns
-// rows g and g + 8 of each row tile, g = lane / 4, and of each column tile columns 2 c and 2 c + 1, c = lane % 4.
-struct Warp {
-  float o[kRowTiles][kValueTiles][4] = {};
-  float row_max[kRowTiles][2];  // in units of the exponents of two
-  float row_sum[kRowTiles][2] = {};
 };
 
-using Scores = float[kRowTiles][kKeyTiles][4];
-constexpr int kOperand = kRowTiles * 8;  // a lane's scores that make an operand of 16 keys
+// The work of one block at a time: kBr query rows of the heads that share one of keys, and the keys that they see.
+struct Tile {
+  int first_row, head, batch;  // the first of those packed
+  int last_tile;  // of keys: some row sees those of [first_tile, last_tile)
+  static constexpr int first_tile = 0;
 
-// Turns the sign of Q.
-__device__ __forceinline__ void negate_q(Element* q) {
-  for (int i = threadIdx.x; i < kBr * 128; i += kThreads) {
-    Element& element = q[q_offset(i / 128, i % 128)];
-    reinterpret_cast<unsigned short&>(element) ^= 0x8000u;
+  __device__ __forceinline__ Tile(const AttentionArgs& args, int q_tile, int kv_head, int batch)
+      : head(kv_head * (args.num_q_heads / args.num_kv_heads)), batch(batch) {
+    first_row = q_tile * kBr;
+    // The query heads that share a head of keys fill the rows of tiles together.
+    const int group = args.num_q_heads / args.num_kv_heads, num_rows = args.seqlen_q * group;
+    int end_key = args.seqlen_k;
+    const int last_position = (first_row + kBr - 1) / group;
+    if (kCausal) end_key = max(0, min(end_key, last_position + args.seqlen_k - args.seqlen_q + 1));
+    last_tile = (end_key + kBc - 1) / kBc;
   }
-  __syncthreads();
+};
+
+// Does `work` on one tile, by the arguments of its sequence.
+template <typename Work>
+__device__ __forceinline__ void work_on_tile(
+    const AttentionArgs& all, const Work& work, int q_tile, int head, int batch) {
+  AttentionArgs args = all;
+  args.seqlen_k = count_keys(all, batch);
+  work(args, Tile(args, q_tile, head, batch));
 }
 
-// Where the keys end that each of a lane's rows sees.
-__device__ __forceinline__ void find_ends(
-    int (&ends)[kRowTiles][2], int first_row, int group, int seqlen_q, int seqlen_k) {
+// The one tile of a block.
+template <typename Work>
+__device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const Work& work) {
+  const int q_tiles = (args.seqlen_q * (args.num_q_heads / args.num_kv_heads) + kBr - 1) / kBr,
+            index = blockIdx.x;
+  const int heads = args.num_kv_heads;
+  const int nth = index % q_tiles, head_index = index / q_tiles;
+  work_on_tile(args, work, kLaterRowsSeeMore ? q_tiles - 1 - nth : nth, head_index % heads, head_index / heads);
+}
+
+// Hides the keys of a tile that a row does not see.
+template <int n>
+__device__ __forceinline__ void mask(float (&s)[n], int row, int group, int first_key, int seqlen_q, int seqlen_k) {
 #pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
+  for (int e = 0; e < 4; ++e) {
+    int end = seqlen_k;
+    if (kCausal) end = min(end, (row + e / 2 * 8) / group + seqlen_k - seqlen_q + 1);
+    end -= first_key + threadIdx.x % 4 * 2 + e % 2;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = first_row + 16 * i + threadIdx.x % 32 / 4 + 8 * h;
-      ends[i][h] = kCausal ? min(seqlen_k, row / group + seqlen_k - seqlen_q + 1) : seqlen_k;
+    for (int t = 0; t < n / 4; ++t) {
+      if (t * 8 >= end) s[4 * t + e] = -kInfinity;
     }
   }
 }
 
-// Hides the keys that a row does not see.
-__device__ __forceinline__ void mask(Scores& s, const int (&ends)[kRowTiles][2], int first_key) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int end = ends[i][e / 2] - (first_key + lane % 4 * 2 + e % 2);
-#pragma unroll
-      for (int t = 0; t < kKeyTiles; ++t) {
-        if (t * 8 >= end) s[i][t][e] = -kInfinity;
-      }
-    }
-  }
-}
+// The softmax of a thread's two rows, g = lane / 4 and g + 8 of its warp's sixteen: element i of its scores or outputs
+// belongs to row i / 2 % 2 and column 8 (i / 4) + 2 (lane % 4) + i % 2.
+struct SoftmaxState {
+  float max[2];  // running maxima of scale * score, in powers of two, and
+  float sum[2];  // this thread's share of the sums of weights
+};
 
 // Raises the running maximum of each row to the tile's. What was summed so far must be multiplied by `rescale`,
 // where true is returned.
+template <int n>
 __device__ __forceinline__ bool raise_maximum(
-    const Scores& s, Warp& warp, float (&rescale)[kRowTiles][2], float scale) {
+    const float (&s)[n], SoftmaxState& softmax, float (&rescale)[2], float scale) {
   // A maximum that is out of date by a factor of 2^8 harms neither range nor precision. As integers, positive
   // floats compare as they are; zero bounds the others.
   bool grown = false;
 #pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
+  for (int h = 0; h < 2; ++h) {
+    int bound = 0;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      int bound = 0;
-#pragma unroll
-      for (int t = 0; t < kKeyTiles; ++t) {
-        bound = __vimax3_s32(bound, __float_as_int(s[i][t][2 * h]), __float_as_int(s[i][t][2 * h + 1]));
-      }
-      grown |= fmaf(__int_as_float(bound), scale, -warp.row_max[i][h]) > 8.0f;
+    for (int t = 0; t < n / 4; ++t) {
+      bound = __vimax3_s32(bound, __float_as_int(s[4 * t + 2 * h]), __float_as_int(s[4 * t + 2 * h + 1]));
     }
+    grown |= fmaf(__int_as_float(bound), scale, -softmax.max[h]) > 8.0f;
   }
   if (!__any_sync(0xffffffffu, grown)) return false;
 #pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
+  for (int h = 0; h < 2; ++h) {
+    float tile_max = fmaxf(s[2 * h], s[2 * h + 1]);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float tile_max = fmaxf(s[i][0][2 * h], s[i][0][2 * h + 1]);
-#pragma unroll
-      for (int t = 1; t < kKeyTiles; ++t) tile_max = fmaxf(tile_max, fmaxf(s[i][t][2 * h], s[i][t][2 * h + 1]));
-      tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
-      tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
-      const float row_max = fmaxf(warp.row_max[i][h], tile_max * scale);
-      // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
-      const float base = kRowsMayBeEmpty && row_max == -kInfinity ? 0.0f : row_max;
-      rescale[i][h] = exp2f(warp.row_max[i][h] - base);
-      warp.row_max[i][h] = row_max;
-      warp.row_sum[i][h] *= rescale[i][h];
-    }
+    for (int t = 1; t < n / 4; ++t) tile_max = fmaxf(tile_max, fmaxf(s[4 * t + 2 * h], s[4 * t + 2 * h + 1]));
+    tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
+    tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
+    const float row_max = fmaxf(softmax.max[h], tile_max * scale);
+    // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
+    const float base = kRowsMayBeEmpty && row_max == -kInfinity ? 0.0f : row_max;
+    rescale[h] = exp2f(softmax.max[h] - base);
+    softmax.max[h] = row_max;
+    softmax.sum[h] *= rescale[h];
   }
   return true;
 }
 
-// Turns element e of a lane's scores of one tile into a weight, 2^(score - maximum), and adds it to the row's sum.
-__device__ __forceinline__ void weigh(
-    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int i, int t, int e) {
-  const float exponent = fmaf(s[i][t][e], scale, -base[i][e / 2]);
-  s[i][t][e] = exp2f(exponent);
-  warp.row_sum[i][e / 2] += s[i][t][e];
-}
-
-// The maxima that weights are measured against.
-__device__ __forceinline__ void get_base(const Warp& warp, float (&base)[kRowTiles][2]) {
+// Turns the scores of a tile into weights, 2^(score - maximum), and adds them to the rows' sums.
+template <int n>
+__device__ __forceinline__ void weigh(float (&s)[n], SoftmaxState& softmax, float scale) {
+  float base[2], sum[2][2] = {};  // of even and of odd columns: short chains of additions
 #pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      base[i][h] = kRowsMayBeEmpty && warp.row_max[i][h] == -kInfinity ? 0.0f : warp.row_max[i][h];
-    }
+  for (int h = 0; h < 2; ++h) {
+    base[h] = kRowsMayBeEmpty && softmax.max[h] == -kInfinity ? 0.0f : softmax.max[h];
   }
-}
-
-// The weights of `count` operands of 16 keys from `first` on: of `shares` equal ones, share `share`.
-__device__ __forceinline__ void weigh_share(
-    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int first, int count, int share,
-    int shares) {
 #pragma unroll
-  for (int e = 0; e < kKeyTiles * 4 * kRowTiles; ++e) {
-    const int within = e % kOperand;  // row tile, then column tile, then element
-    const int t = (first + e / kOperand) * 2 + within % 8 / 4;
-    const bool chosen = e < count * kOperand && e * shares / (count * kOperand) == share;
-    if (chosen && t < kKeyTiles) weigh(s, warp, base, scale, within / 8, t, within % 4);
+  for (int i = 0; i < n; ++i) {
+    const float exponent = fmaf(s[i], scale, -base[i / 2 % 2]);
+    s[i] = exp2f(exponent);
+    sum[i / 2 % 2][i % 2] += s[i];
   }
+#pragma unroll
+  for (int h = 0; h < 2; ++h) softmax.sum[h] += sum[h][0] + sum[h][1];
 }
 
-// s = q k^T for the warp's rows and one tile of keys, not scaled.
-__device__ __forceinline__ void multiply_qk(
-    Scores& s, const Element* q, const Element* k) {
+// Weights as operands of sixteen keys each: two neighbouring tiles of eight, as a thread has them.
+template <int n>
+__device__ __forceinline__ void pack_weights(const float (&s)[n], unsigned (&p)[n / 8][4]) {
+#pragma unroll
+  for (int i = 0; i < n / 2; ++i) p[i / 4][i % 4] = pack(s[2 * i], s[2 * i + 1]);
+}
+
+__device__ __forceinline__ void rescale_output(float (&o)[kDv / 2], const float (&rescale)[2]) {
+#pragma unroll
+  for (int i = 0; i < kDv / 2; ++i) o[i] *= rescale[i / 2 % 2];
+}
+
+// Starts s = q k^T for a consumer's rows and one tile of keys, not scaled.
+__device__ __forceinline__ void start_qk(
+    float (&s)[kBc / 2], const unsigned (&q)[kDSteps][4], unsigned long long k) {
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < kDSteps; ++step) {
+    const unsigned long long k_step = step_of_columns<KChunk>(k, step);
+    wgmma_m64n64k16_bf16_rs(s, q[step], k_step, step > 0);
+  }
+  wgmma_commit();
+}
+
+// Starts o += p v for a consumer's rows and one tile of keys.
+template <int steps>
+__device__ __forceinline__ void start_pv(float (&o)[kDv / 2], const unsigned (&p)[steps][4], unsigned long long v) {
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < steps; ++step) {
+    wgmma_m64n128k16_bf16_rs_trans(o, p[step], step_of_keys(v, step), true);
+  }
+  wgmma_commit();
+}
+
+// A warp's sixteen rows of Q, as operands of sixteen columns each. Maxima are taken of raw scores: a negative scale
+// turns Q's sign instead.
+__device__ __forceinline__ void hold_q(unsigned (&q)[kDSteps][4], const QChunk* staged, int warp, bool negative) {
   const int lane = threadIdx.x % 32;
+  const int row = warp * 16 + lane % 16;
 #pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
+  for (int step = 0; step < kDSteps; ++step) {
+    const int piece = (step % 4 * 2 + lane / 16) ^ row % 8;
+    ldmatrix_x4(q[step], staged[step / 4] + row * kChunk + piece * 8);
 #pragma unroll
-    for (int t = 0; t < kKeyTiles; ++t) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) s[i][t][e] = 0.0f;
-    }
-  }
-#pragma unroll
-  for (int step = 0; step < kWideSteps; ++step) {
-    unsigned a[kRowTiles][4];
-#pragma unroll
-    for (int i = 0; i < kRowTiles; ++i) {
-      const Element* row = q + q_offset(16 * i + lane % 16, step * 16 + lane / 16 * 8);
-      ldmatrix_x4(a[i], row);
-    }
-#pragma unroll
-    for (int t = 0; t < kKeyTiles; t += 2) {
-      // Two tiles of eight keys, each as two halves of the step.
-      unsigned b[4];
-      ldmatrix_x4(b, k + k_offset(t * 8 + lane / 16 * 8 + lane % 8, step * 16 + lane / 8 % 2 * 8));
-#pragma unroll
-      for (int u = 0; u < 2; ++u) {
-#pragma unroll
-        for (int i = 0; i < kRowTiles; ++i) mma_m16n8k16_bf16(s[i][t + u], a[i], b + 2 * u);
-      }
-    }
+    for (int i = 0; i < 4; ++i) q[step][i] ^= negative ? 0x80008000u : 0u;
   }
 }
 
-// The weights that the first products with V need.
-__device__ __forceinline__ void weigh_first(Scores& s, Warp& warp, float scale) {
-  float base[kRowTiles][2];
-  get_base(warp, base);
-  weigh_share(s, warp, base, scale, 0, 1, 0, 1);
-}
-
-__device__ __forceinline__ void rescale_output(Warp& warp, const float (&rescale)[kRowTiles][2]) {
-#pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-    for (int n = 0; n < kValueTiles; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) warp.o[i][n][e] *= rescale[i][e / 2];
-    }
-  }
-}
-
-// o += p v for one tile of keys, whose weights p are made of the scores s on the way: exponentials for the next
-// operand run on the special-function unit beside the products of this one.
-__device__ __forceinline__ void multiply_pv(Warp& warp, Scores& s, const Element* v, float scale) {
-  const int lane = threadIdx.x % 32;
-  float base[kRowTiles][2];
-  get_base(warp, base);
-
-#pragma unroll
-  for (int u = 0; u < 2; u += 2) {
-    // Two tiles of weights, as a lane has them, are one operand of sixteen keys.
-    unsigned a[kRowTiles][4];
-#pragma unroll
-    for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-      for (int f = 0; f < 4; ++f) a[i][f] = pack(s[i][u + f / 2][f % 2 * 2], s[i][u + f / 2][f % 2 * 2 + 1]);
-    }
-#pragma unroll
-    for (int n = 0; n < kValueTiles; n += 2) {
-      unsigned b[4];
-      ldmatrix_x4_trans(b, v + v_offset(u * 8 + lane % 16, n * 8 + lane / 16 * 8));
-#pragma unroll
-      for (int i = 0; i < kRowTiles; ++i) {
-        mma_m16n8k16_bf16(warp.o[i][n], a[i], b);
-        mma_m16n8k16_bf16(warp.o[i][n + 1], a[i], b + 2);
-      }
-      weigh_share(s, warp, base, scale, u / 2 + 1, 1, n / 2, 8);
-    }
-  }
+// Where a packed row of a tile's heads has its log-sum-exp.
+__device__ __forceinline__ long long lse_index(const AttentionArgs& args, const Tile& tile, int row, int group) {
+  const int head = tile.head + row % group;
+  return (1LL * tile.batch * args.num_q_heads + head) * args.seqlen_q + row / group;
 }
 
 // Whether what the tensor cores made of a row can be trusted. Beyond 2^20, the maximum is rounded by more than weights
@@ -605,207 +666,371 @@ __device__ __forceinline__ void recompute_rows(
   }
 }
 
-// Lays a warp's rows into a partial result, from `first_row` on.
-__device__ __forceinline__ void store_partial(PartialResult& partial, const Warp& warp, int first_row) {
-  const int lane = threadIdx.x % 32;
+// Where a packed row begins: row r is position r / group of head r % group, of `group` query heads that share keys.
+__device__ __forceinline__ long long packed_offset(int row, int group, long long stride, long long head_stride) {
+  return row / group * stride + row % group * head_stride;
+}
+
+// Brings a consumer's 64 rows of Q to shared memory, as products read them, from `first_row` on; zeros for rows from
+// `num_rows` on. All of a thread's copies are under way at once.
+__device__ __forceinline__ void copy_queries(
+    QChunk* staged, const AttentionArgs& args, const Tile& tile, int first_row, int group, int num_rows, int consumer) {
+  constexpr int kVectors = 8 * kDChunks;  // of a row, of 16 bytes each
+  const Element* q = args.q + tile.batch * args.q_stride_batch + tile.head * args.q_stride_head;
 #pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = first_row + 16 * i + lane / 4 + 8 * h;
-      if (lane % 4 == 0) partial.row_max[row] = warp.row_max[i][h];
-      partial.row_sum[row][lane % 4] = warp.row_sum[i][h];
-#pragma unroll
-      for (int n = 0; n < kValueTiles; ++n) {
-        float* target = partial.o + row * kPartialStride + n * 8 + lane % 4 * 2;
-        *reinterpret_cast<float2*>(target) = make_float2(warp.o[i][n][2 * h], warp.o[i][n][2 * h + 1]);
-      }
-    }
+  for (int i = 0; i < 64 * kVectors / kWarpgroup; ++i) {
+    const int place = i * kWarpgroup + threadIdx.x % kWarpgroup;
+    const int row = place / kVectors, piece = place % kVectors;
+    const long long at = packed_offset(first_row + row, group, args.q_stride_row, args.q_stride_head) + piece * 8;
+    copy_async<16>(staged[piece / 8] + row * kChunk + (piece % 8 ^ row % 8) * 8, q + at,
+                   first_row + row < num_rows && piece * 8 < kD);
+  }
+  __pipeline_commit();
+  __pipeline_wait_prior(0);
+  fence_proxy_async();
+  named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
+}
+
+// Writes a consumer's 64 rows of outputs, but for those that are not there.
+__device__ __forceinline__ void write_outputs(
+    const AttentionArgs& args, OChunk* staged, const Tile& tile, int first_row, int group, int num_rows) {
+  constexpr int kVectors = kDv / 8;
+  Element* o = args.o + tile.batch * args.o_stride_batch + tile.head * args.o_stride_head;
+  for (int place = threadIdx.x % kWarpgroup; place < 64 * kVectors; place += kWarpgroup) {
+    const int row = place / kVectors, piece = place % kVectors;
+    if (first_row + row >= num_rows) break;
+    const long long at = packed_offset(first_row + row, group, args.o_stride_row, args.o_stride_head) + piece * 8;
+    *reinterpret_cast<uint4*>(o + at) =
+        *reinterpret_cast<const uint4*>(staged[piece / 8] + row * kChunk + (piece % 8 ^ row % 8) * 8);
   }
 }
 
-// Takes in what another warp's keys make of the same rows.
-__device__ __forceinline__ void merge_partial(Warp& warp, const PartialResult& partial) {
+// Divides by the sums and brings a warp's sixteen rows of outputs to shared memory, as the copy engine wants them.
+__device__ __forceinline__ void stage_output(
+    OChunk* staged, const float (&o)[kDv / 2], const float (&inverse)[2], int warp) {
   const int lane = threadIdx.x % 32;
+  const int row = warp * 16 + lane % 16;
 #pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
+  for (int n = 0; n < kValueTiles; n += 2) {
+    unsigned m[4];
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = 16 * i + lane / 4 + 8 * h;
-      const float row_max = fmaxf(warp.row_max[i][h], partial.row_max[row]);
-      const float base = row_max == -kInfinity ? 0.0f : row_max;
-      const float own = exp2f(warp.row_max[i][h] - base), other = exp2f(partial.row_max[row] - base);
-      warp.row_max[i][h] = row_max;
-      warp.row_sum[i][h] = fmaf(own, warp.row_sum[i][h], other * partial.row_sum[row][lane % 4]);
-#pragma unroll
-      for (int n = 0; n < kValueTiles; ++n) {
-        const float2 o = *reinterpret_cast<const float2*>(partial.o + row * kPartialStride + n * 8 + lane % 4 * 2);
-        warp.o[i][n][2 * h] = fmaf(own, warp.o[i][n][2 * h], other * o.x);
-        warp.o[i][n][2 * h + 1] = fmaf(own, warp.o[i][n][2 * h + 1], other * o.y);
-      }
+    for (int j = 0; j < 4 && n + j / 2 < kValueTiles; ++j) {
+      const int i = 4 * n + 2 * j;
+      m[j] = pack(o[i] * inverse[j % 2], o[i + 1] * inverse[j % 2]);
     }
+    // Lanes 0 to 15 name the rows of one column of eight, the others those of the next.
+    const int piece = (n % 8 + lane / 16) ^ row % 8;
+    Element* target = staged[n / 8] + row * kChunk + piece * 8;
+    stmatrix_x4(target, m);
   }
 }
 
-// Divides by the sums and writes the warp's rows of o and of the log-sum-exp, but for those that it returns: bit i
-// stands for the lane's row in the i-th eight of the warp's.
-__device__ __forceinline__ unsigned write_rows(
-    const Warp& warp, Element* o, long long stride, long long head_stride, int group,
-    float* lse, int first_row, int num_rows, int seqlen_q) {
-  const int lane = threadIdx.x % 32;
-  unsigned untrusted = 0;
-#pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float row_sum = warp.row_sum[i][h];
-      row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
-      row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
-      const bool keeps = trusted(warp.row_max[i][h], row_sum);
-      const float inverse = keeps ? 1.0f / row_sum : 0.0f;
-      const int row = first_row + 16 * i + lane / 4 + 8 * h;
-      bool inside = row < num_rows;
-      if (inside && !keeps) {
-        untrusted |= 1u << (2 * i + h);
-        inside = false;
-      }
-      if (lse != nullptr && inside && lane % 4 == 0) {
-        lse[row % group * seqlen_q + row / group] = (warp.row_max[i][h] + log2f(row_sum)) * kLn2;
-      }
-      Element* target = o + packed_offset(row, group, stride, head_stride);
-#pragma unroll
-      for (int n = 0; n < kValueTiles; n += 4) {
-        unsigned pieces[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          pieces[j] = pack(warp.o[i][n + j][2 * h] * inverse, warp.o[i][n + j][2 * h + 1] * inverse);
-        }
-        transpose_quad(pieces);
-        if (inside) {
-          *reinterpret_cast<uint4*>(target + n * 8 + lane % 4 * 8) =
-              make_uint4(pieces[0], pieces[1], pieces[2], pieces[3]);
-        }
-      }
-    }
-  }
-  return untrusted;
+// A row and column of a warp's outputs in shared memory, as the copy engine wants them.
+__device__ __forceinline__ Element& staged_output(OChunk* staged, int row, int x) {
+  return staged[x / kChunk][row * kChunk + (x % kChunk / 8 ^ row % 8) * 8 + x % 8];
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 3)
-    attention_bf16_d128_paged128_kernel(AttentionArgs args) {
-  extern __shared__ __align__(16) unsigned char shared_bytes[];
-  SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
-  // The query heads that share a head of keys fill the rows of one tile.
-  const int group = args.num_q_heads / args.num_kv_heads;
-  const int num_rows = args.seqlen_q * group;
-  const int q_tiles = (num_rows + kBr - 1) / kBr;
-  // Blocks of one head are neighbours, so that they share its K and V in L2; under a causal mask the longest of
-  // them go first.
-  const int nth = int(blockIdx.x) % q_tiles;
-  const int q_tile = kCausal ? q_tiles - 1 - nth : nth;
-  const int kv_head = int(blockIdx.x) / q_tiles % args.num_kv_heads;
-  const int batch = int(blockIdx.x) / q_tiles / args.num_kv_heads;
-  const int head = kv_head * group;  // the first of those packed
+// How many heads, as maps of caches number those of all pages, lie between a page and the next.
+__device__ __forceinline__ int heads_of_page(const AttentionArgs& args, long long page_stride, long long head_stride) {
+  return args.num_kv_heads == 1 || args.num_pages == 1 ? 1 : int(page_stride / head_stride);
+}
 
-  args.seqlen_k = count_keys(args, batch);
-  const PagedRows k_rows = find_rows(args, batch, args.k_stride_page, args.k_stride_row);
-  const PagedRows v_rows = find_rows(args, batch, args.v_stride_page, args.v_stride_row);
+// Where the keys are that a tile sees, for the lanes of the producer's warp, each of which has one piece of a tile.
+struct KeySource {
+  PagedRows rows;
+  int kv_head, k_heads, v_heads;  // of maps: so many a page
+  int own;  // how far a lane's piece is from a tile's first key
 
-  const Element* q = args.q + batch * args.q_stride_batch + head * args.q_stride_head;
-  const Element* k = args.k + kv_head * args.k_stride_head;
-  const Element* v = args.v + kv_head * args.v_stride_head;
-  Element* o = args.o + batch * args.o_stride_batch + head * args.o_stride_head;
-  float* lse = args.lse == nullptr ? nullptr : args.lse + (1LL * batch * args.num_q_heads + head) * args.seqlen_q;
+  __device__ __forceinline__ KeySource(const AttentionArgs& args, const Tile& tile)
+      : rows(find_rows(args, tile.batch, args.k_stride_page, args.k_stride_row)),
+        kv_head(tile.head / (args.num_q_heads / args.num_kv_heads)),
+        k_heads(heads_of_page(args, args.k_stride_page, args.k_stride_head)),
+        v_heads(heads_of_page(args, args.v_stride_page, args.v_stride_head)),
+        own(threadIdx.x % 32 * kPiece) {}
 
-  const int first_row = q_tile * kBr;
-  // Read from one lane, so that the compiler knows it to be the same in all.
-  const int warp_index = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
-  const int diagonal = args.seqlen_k - args.seqlen_q;
-  int end_key = args.seqlen_k;  // of all that the block sees
-  if (kCausal) end_key = max(0, min(end_key, (first_row + kBr - 1) / group + 1 + diagonal));
-  const int first_tile = 0, last_tile = (end_key + kBc - 1) / kBc;
-  // Of these the warp has every kKeyWarps-th.
-  const int own_tile = first_tile + warp_index, num_steps = (last_tile - own_tile + kKeyWarps - 1) / kKeyWarps;
-  // The warp computes tiles before `end_tile`, none where its rows lie beyond Q, and masks from `masked_tile` on.
-  int end_tile = first_row < num_rows ? last_tile : first_tile, masked_tile = args.seqlen_k / kBc;
+  // The page of a lane's piece of a tile. What the sequence has not may be in any: zeros will come of it.
+  __device__ __forceinline__ int find_page(int first_key) const {
+    const int key = first_key + own;
+    if (threadIdx.x % 32 >= kPieces || key > rows.last_key) return 0;
+    return page_of(rows, unsigned(key) / unsigned(kPageSize));
+  }
+};
+
+// Starts to bring a tile of K, counting its bytes towards `full`: each lane its piece, from `page`, whose rows end
+// where those of the sequence do.
+__device__ __forceinline__ void load_keys(
+    KChunk* k, const TensorMaps& maps, Barrier* full, int first_key, const KeySource& source, int page) {
+  if (threadIdx.x % 32 >= kPieces) return;
+  const int key = first_key + source.own, row = unsigned(key) % unsigned(kPageSize);
+  const int end = min(max(source.rows.last_key + 1 - (key - row), 0), kPageSize);  // of the page's rows
+#pragma unroll 1
+  for (int i = 0; i < kDChunks; ++i) {
+    tma_load_until(k[i] + source.own * kChunk, &maps.k, full, i * kChunk,
+                   kRowsEnd - end + row, page * source.k_heads + source.kv_head, end);
+  }
+}
+
+// Starts to bring a tile of V, counting its bytes towards `full`: each lane its piece, from `page`, whose rows end
+// where those of the sequence do.
+__device__ __forceinline__ void load_values(
+    VChunk* v, const TensorMaps& maps, Barrier* full, int first_key, const KeySource& source, int page) {
+  if (threadIdx.x % 32 >= kPieces) return;
+  const int key = first_key + source.own, row = unsigned(key) % unsigned(kPageSize);
+  const int end = min(max(source.rows.last_key + 1 - (key - row), 0), kPageSize);  // of the page's rows
+#pragma unroll 1
+  for (int i = 0; i < kDvChunks; ++i) {
+    tma_load_until(v[i] + source.own * kChunk, &maps.v, full, i * kChunk,
+                   kRowsEnd - end + row, page * source.v_heads + source.kv_head, end);
+  }
+}
+
+// Brings the K and V that one tile sees to shared memory as stages become empty. From the last keys to the first, so
+// that tiles with a mask come first; each K before the V that its scores will overtake.
+__device__ __forceinline__ void produce_tile(
+    const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, const Tile& tile,
+    PipelineState<kKStages>& k_pipe, PipelineState<kVStages>& v_pipe) {
+  const bool leads = threadIdx.x % 32 == 0;
+  const KeySource source(args, tile);
+  // Of the lane's piece of a tile. Looked up before the wait for its stage, which hides how long that takes.
+  const auto find_page = [&](int n) { return n < tile.first_tile ? 0 : source.find_page(n * kBc); };
+  int page = find_page(tile.last_tile - 1), page_before = find_page(tile.last_tile - 2);
+  const auto produce_k = [&](int n, int page) {
+    Barrier* const full = &smem.k_full[k_pipe.stage];
+    barrier_wait(&smem.k_empty[k_pipe.stage], k_pipe.phase ^ 1);
+    if (leads) barrier_expect(full, kKBytes);
+    __syncwarp();
+    load_keys(smem.k[k_pipe.stage], maps, full, n * kBc, source, page);
+    k_pipe.advance();
+  };
+  if (tile.first_tile < tile.last_tile) produce_k(tile.last_tile - 1, page);
+  for (int n = tile.last_tile - 1; n >= tile.first_tile; --n) {
+    if (n > tile.first_tile) produce_k(n - 1, page_before);
+    Barrier* const full = &smem.v_full[v_pipe.stage];
+    barrier_wait(&smem.v_empty[v_pipe.stage], v_pipe.phase ^ 1);
+    if (leads) barrier_expect(full, kVBytes);
+    __syncwarp();
+    load_values(smem.v[v_pipe.stage], maps, full, n * kBc, source, page);
+    v_pipe.advance();
+    page = page_before;
+    page_before = find_page(n - 2);
+  }
+}
+
+// One consumer's 64 rows of a tile.
+__device__ __forceinline__ void consume_tile(
+    const AttentionArgs& args, SharedStorage& smem, const Tile& tile, int consumer,
+    PipelineState<kKStages>& k_pipe, PipelineState<kVStages>& v_pipe) {
+  const int warp = threadIdx.x % kWarpgroup / 32, lane = threadIdx.x % 32;
+  const bool leader = threadIdx.x % kWarpgroup == 0;
+  const int first_row = tile.first_row + 64 * consumer;
+  const int row = first_row + 16 * warp + lane / 4;  // and row + 8
+  // The query heads that share a head of keys fill the rows of tiles together.
+  const int group = args.num_q_heads / args.num_kv_heads, num_rows = args.seqlen_q * group;
+  // The consumer's rows see tiles [first_tile, last_tile) of keys, and those before `first_partial` whole.
+  const int first_tile = Tile::first_tile;
+  int last_tile = first_row < num_rows ? tile.last_tile : first_tile, first_partial = args.seqlen_k / kBc;
   if (kCausal) {
-    const int seen_by_first = first_row / group + diagonal + 1;
-    const int seen_by_last = (first_row + 16 * kRowTiles - 1) / group + diagonal + 1;
-    masked_tile = min(masked_tile, max(0, seen_by_first) / kBc);
-    end_tile = min(end_tile, (max(0, seen_by_last) + kBc - 1) / kBc);
+    const int aligned = first_row / group + args.seqlen_k - args.seqlen_q;  // the first row's own place among the keys
+    const int last_aligned = (first_row + 63) / group + args.seqlen_k - args.seqlen_q;  // and the last one's
+    first_partial = min(first_partial, max(0, aligned + 1) / kBc);
+    last_tile = min(last_tile, (max(0, last_aligned + 1) + kBc - 1) / kBc);
   }
-  const Element* warp_q = smem.tiles.q;
-  // Maxima are taken of raw scores: a negative scale turns Q's sign instead. A scale of zero becomes too small to
-  // matter, since 0 * infinity is not a number.
+// A scale of zero becomes too small to matter, since 0 * infinity is not a number.
   const float scale = args.scale == 0.0f ? 1e-30f : fabsf(args.scale) * kLog2e;
-
-  // Each thread copies its own share of every tile of its warp.
-  fetch_q(smem.tiles.q, q, args.q_stride_row, args.q_stride_head, group, first_row, num_rows);
-  const int copier = threadIdx.x % 32;
-  k += copier % 16 * kVec;
-  v += copier % 16 * kVec;
+  SoftmaxState softmax;
 #pragma unroll
-  for (int stage = 0; stage < kStages - 1; ++stage) {
-    if (stage < num_steps) {
-      fetch_k(smem.tiles.k[warp_index][stage], k, k_rows, (own_tile + stage * kKeyWarps) * kBc, args.seqlen_k);
-      fetch_v(smem.tiles.v[warp_index][stage], v, v_rows, (own_tile + stage * kKeyWarps) * kBc, args.seqlen_k);
-    }
-    __pipeline_commit();
+  for (int h = 0; h < 2; ++h) {
+    softmax.max[h] = -kInfinity;
+    softmax.sum[h] = 0.0f;
   }
-
-  int ends[kRowTiles][2];
-  find_ends(ends, first_row, group, args.seqlen_q, args.seqlen_k);
-  Warp warp;
+  float o[kDv / 2];
 #pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) warp.row_max[i][0] = warp.row_max[i][1] = -kInfinity;
-  __pipeline_wait_prior(kStages - 2);
+  for (int i = 0; i < kDv / 2; ++i) o[i] = 0.0f;
 
-  __syncthreads();  // Q is there
-  if (args.scale < 0.0f) negate_q(smem.tiles.q);
-
-  for (int step = 0; step < num_steps; ++step) {
-    const int tile = own_tile + step * kKeyWarps;
-    __pipeline_wait_prior(kStages - 2);
-    __syncwarp();  // this tile is there, and no lane needs the one before it
-    const int far_step = step + kStages - 1;
-    if (far_step < num_steps) {
-      fetch_k(smem.tiles.k[warp_index][far_step % kStages], k, k_rows, (own_tile + far_step * kKeyWarps) * kBc, args.seqlen_k);
-      fetch_v(smem.tiles.v[warp_index][far_step % kStages], v, v_rows, (own_tile + far_step * kKeyWarps) * kBc, args.seqlen_k);
+  QChunk* q = smem.q[0][consumer];
+  copy_queries(q, args, tile, first_row, group, num_rows, consumer);
+  unsigned q_operands[kDSteps][4];
+  hold_q(q_operands, q, warp, args.scale < 0.0f);
+  const unsigned long long k_desc = descriptor(smem.k), v_desc = descriptor(smem.v, sizeof(VChunk));
+  constexpr int kNextK = sizeof(smem.k[0]) >> 4, kNextV = sizeof(smem.v[0]) >> 4;  // as descriptors count
+  for (int n = tile.last_tile; n > last_tile; --n) {
+    // Keys that only other consumers see.
+    barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+    named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);  // no warp may fall behind by a phase
+    if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
+    k_pipe.advance();
+    barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
+    named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
+    if (leader) barrier_arrive(&smem.v_empty[v_pipe.stage]);
+    v_pipe.advance();
+  }
+  int n = last_tile - 1;
+  if (n >= first_tile) {
+    float s[kBc / 2], rescale[2];
+    unsigned p[kKeySteps][4];
+    barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+    start_qk(s, q_operands, k_desc + k_pipe.stage * kNextK);
+    wgmma_wait<0>();
+    hold(s);
+    if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
+    k_pipe.advance();
+    if (n >= first_partial) mask(s, row, group, n * kBc, args.seqlen_q, args.seqlen_k);
+    raise_maximum(s, softmax, rescale, scale);
+    weigh(s, softmax, scale);
+    pack_weights(s, p);
+    if (n > first_tile) barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+#pragma unroll 1
+    for (--n; n >= first_tile; --n) {
+      // The next weights are made while these outputs are multiplied.
+      start_qk(s, q_operands, k_desc + k_pipe.stage * kNextK);
+      barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
+      start_pv(o, p, v_desc + v_pipe.stage * kNextV);
+      const int v_stage = v_pipe.stage;
+      v_pipe.advance();
+      wgmma_wait<1>();
+      hold(s);
+      if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
+      k_pipe.advance();
+      if (n >= first_partial) mask(s, row, group, n * kBc, args.seqlen_q, args.seqlen_k);
+      const bool grown = raise_maximum(s, softmax, rescale, scale);
+      weigh(s, softmax, scale);
+      // Sums are never negative. Asked for here, they keep the compiler from making weights after the outputs.
+      const bool positive = !(softmax.sum[0] + softmax.sum[1] < 0.0f);
+      if (n > first_tile && positive) barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+      wgmma_wait<0>();
+      hold(o);
+      if (leader) barrier_arrive(&smem.v_empty[v_stage]);
+      pack_weights(s, p);
+      if (grown) rescale_output(o, rescale);
     }
-    __pipeline_commit();
-    const int stage = step % kStages;
-    if (tile < end_tile) {
-      Scores s;
-      multiply_qk(s, warp_q, smem.tiles.k[warp_index][stage]);
-      if (tile >= masked_tile) mask(s, ends, tile * kBc);
-      float rescale[kRowTiles][2];
-      if (raise_maximum(s, warp, rescale, scale)) rescale_output(warp, rescale);
+    barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
+    start_pv(o, p, v_desc + v_pipe.stage * kNextV);
+    wgmma_wait<0>();
+    hold(o);
+    if (leader) barrier_arrive(&smem.v_empty[v_pipe.stage]);
+    v_pipe.advance();
+  }
 
-      weigh_first(s, warp, scale);
-      multiply_pv(warp, s, smem.tiles.v[warp_index][stage], scale);
+  float inverse[2];
+  unsigned untrusted = 0;  // of the thread's rows, by bits: what is to be computed again
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float row_sum = softmax.sum[h];
+    row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
+    row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
+
+    const bool inside = row + 8 * h < num_rows, keeps = trusted(softmax.max[h], row_sum);
+    inverse[h] = keeps ? __fdividef(1.0f, row_sum) : 0.0f;
+    if (inside && !keeps) {
+      untrusted |= 1u << h;
+    } else if (inside && args.lse != nullptr && lane % 4 == 0) {
+      const long long at = lse_index(args, tile, row + 8 * h, group);
+      args.lse[at] = (softmax.max[h] + log2f(row_sum)) * kLn2;
     }
   }
-  __syncthreads();  // no warp needs tiles any more
-  // Half of the warps give what they have to the others, until one has all.
-  for (int half = kKeyWarps / 2; half > 0; half /= 2) {
-    if (half <= warp_index && warp_index < 2 * half) store_partial(smem.partial_results[warp_index - 1], warp, 0);
-    __syncthreads();
-    if (warp_index < half) merge_partial(warp, smem.partial_results[warp_index + half - 1]);
+  // Outputs take the place of Q, of which each warp has read its own rows alone.
+  OChunk* staged = q;
+  stage_output(staged, o, inverse, warp);
+  const auto write = [&](int row, int x, float value) {
+    staged_output(staged, 16 * warp + row, x) = __float2bfloat16_rn(value);
+  };
+  recompute_rows<16>(args, tile.batch, tile.head, first_row + 16 * warp, group, untrusted, write);
+  named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
+  write_outputs(args, staged, tile, first_row, group, num_rows);
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+    attention_bf16_d128_paged128_kernel(AttentionArgs args, const __grid_constant__ TensorMaps maps) {
+  extern __shared__ __align__(1024) unsigned char shared_bytes[];
+  SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
+  // Read from one lane, so that the compiler knows it to be the same in all.
+  const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kKStages; ++i) {
+      barrier_init(&smem.k_full[i], 1);
+      barrier_init(&smem.k_empty[i], kConsumers);
+    }
+    for (int i = 0; i < kVStages; ++i) {
+      barrier_init(&smem.v_full[i], 1);
+      barrier_init(&smem.v_empty[i], kConsumers);
+    }
+    fence_barrier_init();
   }
-  if (warp_index == 0) {
-    const unsigned untrusted = write_rows(
-        warp, o, args.o_stride_row, args.o_stride_head, group, lse, first_row, num_rows, args.seqlen_q);
-    const auto write = [&](int row, int x, float value) {
-      const int packed_row = first_row + row;
-      o[packed_offset(packed_row, group, args.o_stride_row, args.o_stride_head) + x] = __float2bfloat16_rn(value);
-    };
-    recompute_rows<16 * kRowTiles>(args, batch, head, first_row, group, untrusted, write);
+  __syncthreads();
+
+  PipelineState<kKStages> k_pipe;
+  PipelineState<kVStages> v_pipe;
+  if (warp < 4) {
+    give_registers<24>();
+    if (warp == 0) {
+      if (elect_one()) {
+        prefetch_map(&maps.k);
+        prefetch_map(&maps.v);
+      }
+      for_each_tile(args, [&](const AttentionArgs& args, const Tile& tile) {
+        produce_tile(args, maps, smem, tile, k_pipe, v_pipe);
+      });
+    }
+  } else {
+    take_registers<232>();
+    const int consumer = warp / 4 - 1;
+    for_each_tile(args, [&](const AttentionArgs& args, const Tile& tile) {
+      consume_tile(args, smem, tile, consumer, k_pipe, v_pipe);
+    });
   }
 }
 
 #ifndef __CUDACC_RTC__
+// Describes an array of `sizes` (columns, rows, heads, batch) and `strides` (of rows, heads, batches) in elements,
+// which is moved in boxes of `columns` by `rows`.
+template <int rank>
+static cudaError_t encode_map(
+    CUtensorMap* map, const Element* array, const long long (&sizes)[rank], const long long (&strides)[rank - 1],
+    unsigned columns, unsigned rows, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion) {
+  // From the driver by name, so that nothing needs to be linked with it.
+  static const auto encode = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+  }();
+  if (encode == nullptr) return cudaErrorNotSupported;
+  // An array without rows is never read, but a map must be of something.
+  const bool any_rows = sizes[1] > 0;
+  cuuint64_t whole[rank], stride_bytes[rank - 1];
+  for (int i = 0; i < rank; ++i) whole[i] = i == 0 || any_rows ? sizes[i] : 1;
+  // The stride of a dimension of one is never used, but must be one that the driver takes.
+  for (int i = 0; i < rank - 1; ++i) stride_bytes[i] = whole[i + 1] > 1 ? strides[i] * sizeof(Element) : 16;
+  const cuuint32_t box[5] = {columns, rows, 1, 1, 1}, steps[5] = {1, 1, 1, 1, 1};  // the last of which need not count
+  const CUresult status = encode(
+      map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, rank, const_cast<Element*>(array), whole, stride_bytes, box, steps,
+      CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return status == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+// Describes an array whose rows end where each box says, by columns, rows, heads, rows again, and the way round. The
+// sum of both rows names one, too large by kRowsEnd, where the first of both ends; the last dimension takes that back,
+// modulo 2^64. A map that begins so far before its array would do as well, but begin with what may be no memory.
+static cudaError_t encode_clipped_map(
+    CUtensorMap* map, const Element* array, long long width, long long num_rows, long long heads,
+    long long row_stride, long long head_stride, unsigned columns, unsigned rows, CUtensorMapSwizzle swizzle,
+    CUtensorMapL2promotion promotion) {
+  const long long sizes[5] = {width, num_rows > 0 ? kRowsEnd : 0, heads, num_rows + 1, kRowsEnd + 1};
+  const long long strides[4] = {row_stride, head_stride, row_stride, kWayRound / int(sizeof(Element)) - row_stride};
+  return encode_map<5>(map, array, sizes, strides, columns, rows, swizzle, promotion);
+}
+
+// The end of the numbers that maps give heads, those of a page following on those of the last; -1 if pages are not a
+// whole number of heads apart, or there are too many.
+static long long count_heads(const AttentionArgs* args, long long page_stride, long long head_stride) {
+  if (args->num_pages == 1) return args->num_kv_heads;
+  if (head_stride == 0 || page_stride % head_stride != 0) return -1;
+  const long long heads = (args->num_pages - 1) * (page_stride / head_stride) + args->num_kv_heads;
+  return heads > 0x7fffffffLL ? -1 : heads;
+}
+
 // Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
-// suit 16-byte accesses, cudaErrorInvalidValue for a shape the kernel does not serve.
+// suit 16-byte accesses, cudaErrorInvalidValue for a shape or stride the kernel does not serve.
 extern "C" int attention_bf16_d128_paged128(const AttentionArgs* args, cudaStream_t stream) {
   if (args->batch < 0 || args->num_q_heads < 0 || args->num_kv_heads < 1 ||
       args->num_q_heads % args->num_kv_heads != 0 || args->seqlen_q < 0 || args->seqlen_k < 0) {
@@ -833,13 +1058,31 @@ extern "C" int attention_bf16_d128_paged128(const AttentionArgs* args, cudaStrea
   const long long blocks = (seqlen_q * (num_q_heads / num_kv_heads) + kBr - 1) / kBr * num_kv_heads * batch;
   if (blocks == 0) return cudaSuccess;
   if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  const bool any_keys = args->seqlen_k > 0;  // without, their arrays may be null
+  TensorMaps maps;
+  const long long k_apart = args->num_kv_heads > 1 ? args->k_stride_head : args->k_stride_page;
+  const long long k_heads = any_keys ? count_heads(args, args->k_stride_page, k_apart) : 1;
+  if (k_heads < 0) return cudaErrorInvalidValue;
+  const cudaError_t k_status = encode_clipped_map(
+      &maps.k, any_keys ? args->k : args->q, kD, any_keys ? kPageSize : 0, k_heads,
+      args->k_stride_row, k_apart, 64, 64,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (k_status != cudaSuccess) return k_status;
+  const long long v_apart = args->num_kv_heads > 1 ? args->v_stride_head : args->v_stride_page;
+  const long long v_heads = any_keys ? count_heads(args, args->v_stride_page, v_apart) : 1;
+  if (v_heads < 0) return cudaErrorInvalidValue;
+  const cudaError_t v_status = encode_clipped_map(
+      &maps.v, any_keys ? args->v : args->q, kDv, any_keys ? kPageSize : 0, v_heads,
+      args->v_stride_row, v_apart, 64, 64,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (v_status != cudaSuccess) return v_status;
   constexpr size_t smem_bytes = sizeof(SharedStorage);
   const cudaError_t status =
       cudaFuncSetAttribute(attention_bf16_d128_paged128_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
-  void* parameters[] = {const_cast<AttentionArgs*>(args)};
+  void* parameters[] = {const_cast<AttentionArgs*>(args), &maps};
   return cudaLaunchKernel(attention_bf16_d128_paged128_kernel, dim3(unsigned(blocks)), dim3(kThreads), parameters,
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 2, "seqlen_k": 8192, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto", "page_size": 128}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": true, "br": 16, "rows_per_warp": 16, "key_warps": 4, "splits": 1, "workspace_splits": 1, "merge": "by_halves", "bc": 16, "layout": "swizzled", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 2, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 3, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_paged128", "launches": [{"threads": 128, "smem_bytes": 69632, "rows_per_block": 16, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "582ed844821f724b", "figures": [1834, 1098]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 2, "seqlen_k": 8192, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto", "page_size": 128}, "family": "wgmma", "variant": {"pack_heads": true, "br": 64, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 64, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "k_stages": 2, "v_stages": 2, "summed_columns": 0, "schedule": "overlapped", "q_in_registers": true, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 2, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_paged128", "launches": [{"threads": 256, "smem_bytes": 82944, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [{"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "3badc5d2b714be73", "figures": [1760, 1130]}

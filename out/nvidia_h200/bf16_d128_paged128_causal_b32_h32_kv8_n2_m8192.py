@@ -1,12 +1,12 @@
 r"""Flash attention for NVIDIA GPUs: bf16, head dim 128, pages of 128 keys.
 
-For NVIDIA H200 (sm_90) at batch 32, 32 query and 8 key/value heads, 2 query and 8192 key rows, pages of 128,
+For NVIDIA H200 (sm_90a) at batch 32, 32 query and 8 key/value heads, 2 query and 8192 key rows, pages of 128,
 with a causal mask. Serves any batch, number of heads, lengths and strides, grouped-query heads, and either
 mask.
 
 Measured on NVIDIA H200, batch 32, 32 query and 8 key/value heads, 2 query and 8192 key rows, pages of 128,
-with a causal mask: 251.2 us (median), spread 0.4 %, 34.2 TFLOP/s, 168 registers per thread, occupancy 19 %.
-Largest error per head against float64: 2.1e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned
+with a causal mask: 249.2 us (median), spread 0.5 %, 34.5 TFLOP/s, 128 registers per thread, occupancy 25 %.
+Largest error per head against float64: 1.8e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned
 by flashgen 0.2.0, seed 0.
 
     from bf16_d128_paged128_causal_b32_h32_kv8_n2_m8192 import attention_paged
@@ -17,24 +17,24 @@ by flashgen 0.2.0, seed 0.
     attention_paged(..., kv_layout="HND")             # caches (pages, kv_heads, page_size, head_dim)
     flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=lengths, block_table=page_table)   # as flash-attn has it
 
-Needs an NVIDIA driver for CUDA 12 or newer, flashgen and a CUDA compiler: nvcc, or the NVRTC that PyTorch
-brings; the first call compiles the .cu beside it (and keeps the result). Make that call before capturing a
-CUDA graph. Forward only. `flashgen emit` makes a module of it that stands alone.
+Needs an NVIDIA driver for CUDA 12 or newer, flashgen and a CUDA compiler, 12.5 or newer: nvcc, or the NVRTC
+that PyTorch brings; the first call compiles the .cu beside it (and keeps the result). Make that call before
+capturing a CUDA graph. Forward only. `flashgen emit` makes a module of it that stands alone.
 
 Regenerate:
 
     flashgen emit bf16_d128_paged128_causal_b32_h32_kv8_n2_m8192.py \
         --device h200 --dtype bf16 --d 128 --page-size 128 --causal --batch 32 --heads 32 --kv-heads 8 \
-        --seqlen-q 2 --seqlen-k 8192 --family mma --set br=16 --set rows_per_warp=16 --set bc=16 \
-        --set layout=swizzled --set d_steps=exact --set q_in_registers=false --set stages=2 \
-        --set rescale=lazy --set poly_exp=0 --set heads=1 --set min_blocks=3 --set block_order=by_head \
-        --set pack_heads=true --set key_warps=4
+        --seqlen-q 2 --seqlen-k 8192 --family wgmma --set br=64 --set bc=64 --set persistent=false \
+        --set q_stages=1 --set k_stages=2 --set v_stages=2 --set schedule=overlapped \
+        --set q_in_registers=true --set order_of_groups=free --set rescale=lazy --set poly_exp=0 \
+        --set section=1 --set min_blocks=2 --set pack_heads=true
 """
 
 import sys
 from pathlib import Path
 
-from flashgen.templates.runtime import Launch, Tuned
+from flashgen.templates.runtime import Launch, Tuned, TensorMap
 from flashgen.templates.runtime.paged_attention import PagedAttention
 from flashgen.templates.runtime.paged_program import run_paged_module
 
@@ -107,41 +107,50 @@ KERNELS: tuple[Tuned, ...] = (
             "page_size": 128,
         },
         variant={
-            "family": "mma",
-            "parts": "tf32",
+            "family": "wgmma",
             "pack_heads": True,
-            "br": 16,
-            "rows_per_warp": 16,
-            "key_warps": 4,
+            "br": 64,
             "splits": 1,
             "workspace_splits": 1,
-            "merge": "by_halves",
-            "bc": 16,
-            "layout": "swizzled",
-            "d_steps": "exact",
-            "q_in_registers": False,
-            "q_whole": False,
-            "stages": 2,
-            "evict_first": False,
+            "split": "in_place",
+            "bc": 64,
+            "persistent": False,
+            "q_stages": 1,
+            "o_apart": False,
+            "p_in_shared": False,
+            "weights": "f16",
+            "bias_stages": 0,
+            "bias_heads": 1,
+            "seen_bits": False,
+            "k_stages": 2,
+            "v_stages": 2,
+            "summed_columns": 0,
+            "schedule": "overlapped",
+            "q_in_registers": True,
+            "order_of_groups": "free",
             "rescale": "lazy",
             "poly_exp": 0,
-            "heads": 1,
-            "min_blocks": 3,
-            "block_order": "by_head",
+            "section": 1,
+            "min_blocks": 2,
+            "cluster_over": "rows",
+            "cluster": 1,
+            "tail": 0,
+            "split_by": "rows",
+            "tangent": "polynomial",
         },
         device={
             "name": "NVIDIA H200",
             "arch": 90,
         },
         measurement={
-            "median_us": 251.23199820518494,
-            "spread": 0.004075855992926172,
-            "tflops": 34.18915729430652,
-            "registers": 168,
+            "median_us": 249.2320016026497,
+            "spread": 0.0046543109930411485,
+            "tflops": 34.46351290671768,
+            "registers": 128,
             "spill_bytes": 0,
-            "smem_bytes": 69632,
-            "occupancy": 0.1875,
-            "error": 0.002078185342535625,
+            "smem_bytes": 82944,
+            "occupancy": 0.25,
+            "error": 0.0018346981350174818,
             "predicted": False,
             "busy": "",
             "driver": "580.159.04 (CUDA 13.0)",
@@ -155,23 +164,28 @@ KERNELS: tuple[Tuned, ...] = (
                 symbol="attention_bf16_d128_paged128_kernel",
                 arguments=ARGUMENTS,
                 count=lambda batch, num_q_heads, num_kv_heads, seqlen_q: (
-                    (seqlen_q * (num_q_heads // num_kv_heads) + 16 - 1) // 16 * num_kv_heads * batch
+                    (seqlen_q * (num_q_heads // num_kv_heads) + 64 - 1) // 64 * num_kv_heads * batch
                 ),
-                threads=128,
-                smem_bytes=69632,
-                rows_per_block=16,
+                threads=256,
+                smem_bytes=82944,
+                rows_per_block=64,
                 pack_heads=True,
+                maps=(
+                    TensorMap("k", 64, 64, 128, 128),
+                    TensorMap("v", 64, 64, 128, 128),
+                ),
             ),
         ),
         tolerance=0.01,
-        oldest_arch=80,
+        only_arch=90,
+        arch_suffix="a",
         source=SOURCE,
     ),
 )
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = PagedAttention(KERNELS, operator="attention_bf16_d128_paged128_582ed844")
+_bound = PagedAttention(KERNELS, operator="attention_bf16_d128_paged128_3badc5d2")
 attention_paged, explain, use = _bound.attention_paged, _bound.explain, _bound.use
 register_torch = _bound.register_torch
 flash_attn_with_kvcache = _bound.flash_attn_with_kvcache

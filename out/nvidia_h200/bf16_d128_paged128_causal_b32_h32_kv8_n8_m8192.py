@@ -5,8 +5,8 @@ with a causal mask. Serves any batch, number of heads, lengths and strides, grou
 mask.
 
 Measured on NVIDIA H200, batch 32, 32 query and 8 key/value heads, 8 query and 8192 key rows, pages of 128,
-with a causal mask: 257.7 us (median), spread 0.5 %, 133.3 TFLOP/s, 128 registers per thread, occupancy 25 %.
-Largest error per head against float64: 2.0e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned
+with a causal mask: 251.1 us (median), spread 0.6 %, 136.8 TFLOP/s, 128 registers per thread, occupancy 25 %.
+Largest error per head against float64: 1.9e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned
 by flashgen 0.2.0, seed 0.
 
     from bf16_d128_paged128_causal_b32_h32_kv8_n8_m8192 import attention_paged
@@ -143,14 +143,14 @@ KERNELS: tuple[Tuned, ...] = (
             "arch": 90,
         },
         measurement={
-            "median_us": 257.6799988746643,
-            "spread": 0.005153617047557651,
-            "tflops": 133.2856971980408,
+            "median_us": 251.13600492477417,
+            "spread": 0.005925047284081623,
+            "tflops": 136.75879854140308,
             "registers": 128,
             "spill_bytes": 0,
             "smem_bytes": 82944,
             "occupancy": 0.25,
-            "error": 0.002003148763938386,
+            "error": 0.0019268606381322344,
             "predicted": False,
             "busy": "",
             "driver": "580.159.04 (CUDA 13.0)",

@@ -5,8 +5,8 @@ with a causal mask. Serves any batch, number of heads, lengths and strides, grou
 mask.
 
 Measured on NVIDIA H200, batch 8, 32 query and 8 key/value heads, 64 query and 16384 key rows, pages of 16,
-with a causal mask: 241.3 us (median), spread 1.2 %, 568.6 TFLOP/s, 168 registers per thread, occupancy 19 %.
-Largest error per head against float64: 2.1e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned
+with a causal mask: 231.9 us (median), spread 0.4 %, 591.5 TFLOP/s, 168 registers per thread, occupancy 19 %.
+Largest error per head against float64: 1.8e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned
 by flashgen 0.2.0, seed 0.
 
     from bf16_d128_paged16_causal_b8_h32_kv8_n64_m16384 import attention_paged
@@ -143,14 +143,14 @@ KERNELS: tuple[Tuned, ...] = (
             "arch": 90,
         },
         measurement={
-            "median_us": 241.2640005350113,
-            "spread": 0.012467657092204517,
-            "tflops": 568.5668479997443,
+            "median_us": 231.9200038909912,
+            "spread": 0.00444978786791578,
+            "tflops": 591.4742584450623,
             "registers": 168,
             "spill_bytes": 0,
             "smem_bytes": 230400,
             "occupancy": 0.1875,
-            "error": 0.0021456726536203934,
+            "error": 0.0017964856904476474,
             "predicted": False,
             "busy": "",
             "driver": "580.159.04 (CUDA 13.0)",

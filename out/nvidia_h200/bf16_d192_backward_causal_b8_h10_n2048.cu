@@ -12,18 +12,18 @@
 //   schedule = together        products with weights: after those of their gradients, beside, or beside a tile ahead
 //   parts = 1                  parts of them whose weights are made one behind the other
 //   kept = shared              what products read from registers: values, or keys as well
-//   q_stages = 3               tiles of queries in shared memory
-//   dout_stages = 3            tiles of gradients of outputs in shared memory
+//   q_stages = 2               tiles of queries in shared memory
+//   dout_stages = 2            tiles of gradients of outputs in shared memory
 //   dq_path = launch           who makes queries' gradients: a launch, or blocks of keys by sums in memory
 //   ds_stages = 2              tiles of gradients of scores in shared memory, where blocks of keys do
 //   rows = 128                 query rows that a block of the other launch keeps
-//   keys = 80                  keys that pass by them
+//   keys = 64                  keys that pass by them
 //   k_stages = 2               tiles of keys in shared memory
-//   v_stages = 2               tiles of values in shared memory
-//   order = heaviest_first     blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
+//   v_stages = 1               tiles of values in shared memory
+//   order = by_section         blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
 //
-// Measured on NVIDIA H200, batch 8, 10 heads, 2048 rows, with a causal mask: 939.5 us (median), spread 6.7 %,
-// 342.9 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.2e-03.
+// Measured on NVIDIA H200, batch 8, 10 heads, 2048 rows, with a causal mask: 894.2 us (median), spread 0.3 %,
+// 360.3 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.5e-03.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -36,9 +36,9 @@
 //     flashgen emit bf16_d192_backward_causal_b8_h10_n2048.cu \
 //         --device h200 --dtype bf16 --d 192 --backward --causal --batch 8 --heads 10 --seqlen 2048 \
 //         --family wgmma-backward --set bc=64 --set apart=true --set br=64 --set schedule=together \
-//         --set parts=1 --set kept=shared --set q_stages=3 --set dout_stages=3 --set dq_path=launch \
-//         --set ds_stages=2 --set rows=128 --set keys=80 --set k_stages=2 --set v_stages=2 \
-//         --set order=heaviest_first
+//         --set parts=1 --set kept=shared --set q_stages=2 --set dout_stages=2 --set dq_path=launch \
+//         --set ds_stages=2 --set rows=128 --set keys=64 --set k_stages=2 --set v_stages=1 \
+//         --set order=by_section
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -89,13 +89,14 @@ constexpr int kBc = 64;  // keys that a block keeps, whose gradients it makes
 constexpr int kPassingRows = 64;  // query rows that pass by them at a time
 constexpr int kConsumers = 2;  // warpgroups that compute, beside the producer
 constexpr int kThreads = 384;
-constexpr int kQStages = 3, kDoutStages = 3;  // tiles of them in shared memory
+constexpr int kQStages = 2, kDoutStages = 2;  // tiles of them in shared memory
 constexpr int kBr = 128;  // query rows that a block of the other launch keeps
-constexpr int kPassingKeys = 80;  // keys that pass by them at a time
+constexpr int kPassingKeys = 64;  // keys that pass by them at a time
 constexpr int kQueryConsumers = 2;
 constexpr int kQueryThreads = 384;
-constexpr int kKStages = 2, kVStages = 2;  // tiles of them in shared memory
-constexpr int kRowBox = 64, kKeyBox = 16;  // rows and keys that one copy brings
+constexpr int kKStages = 2, kVStages = 1;  // tiles of them in shared memory
+constexpr long long kSectionBytes = 37748736;  // of L2, for what passes by
+constexpr int kRowBox = 64, kKeyBox = 64;  // rows and keys that one copy brings
 constexpr int kStatisticsRows = 32, kStatisticsThreads = 256;
 
 // A tile in shared memory is made of chunks of 64 columns, whose rows of 128 bytes are swizzled.
@@ -131,8 +132,8 @@ struct QueryStorage {
   Barrier kept_full, k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
 };
 
-static_assert(sizeof(QueryStorage) == 222208, "the size that pruning counted on");
-static_assert(sizeof(SharedStorage) == 215040, "the size that pruning counted on");
+static_assert(sizeof(QueryStorage) == 173056, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 165888, "the size that pruning counted on");
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
@@ -297,26 +298,6 @@ __device__ __forceinline__ void wgmma_m64n64k16_bf16_ss(
       : "l"(a), "l"(b), "r"(int(accumulate)));
 }
 
-__device__ __forceinline__ void wgmma_m64n80k16_bf16_ss(
-    float (&d)[40], unsigned long long a, unsigned long long b, bool accumulate) {
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "setp.ne.b32 p, %42, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39}, "
-      "%40, %41, p, 1, 1, 0, 0;\n"
-      "}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
-      : "l"(a), "l"(b), "r"(int(accumulate)));
-}
-
 __device__ __forceinline__ void wgmma_m64n192k16_bf16_rs_trans(
     float (&d)[96], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
   asm volatile(
@@ -465,10 +446,6 @@ __device__ __forceinline__ bool is_partial(
 __device__ __forceinline__ void multiply(
     float (&s)[32], unsigned long long a, unsigned long long b, bool accumulate) {
   wgmma_m64n64k16_bf16_ss(s, a, b, accumulate);
-}
-__device__ __forceinline__ void multiply(
-    float (&s)[40], unsigned long long a, unsigned long long b, bool accumulate) {
-  wgmma_m64n80k16_bf16_ss(s, a, b, accumulate);
 }
 __device__ __forceinline__ void multiply(float (&sum)[96], const unsigned (&a)[4], unsigned long long b) {
   wgmma_m64n192k16_bf16_rs_trans(sum, a, b, true);
@@ -624,9 +601,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
   const int tiles = (args.seqlen_k + kBc - 1) / kBc, group = args.num_q_heads / args.num_kv_heads;
+  // Heads one section behind the other, of which L2 has what passes by; of a section the heaviest tiles first.
   const int all_heads = args.batch * args.num_kv_heads;
-  const int first_key = int(blockIdx.x) / all_heads * kBc, kv_head = int(blockIdx.x) % args.num_kv_heads;
-  const int batch = int(blockIdx.x) % all_heads / args.num_kv_heads;
+  const long long passing = 1LL * group * args.seqlen_q * (kD * 2 + kDv * 2);  // bytes, of a head
+  const int section = max(1, int(min(kSectionBytes / max(passing, 1LL), 1LL * all_heads)));
+  const int before = int(blockIdx.x) / (tiles * section) * section, nth = int(blockIdx.x) - tiles * before;
+  const int beside = min(section, all_heads - before), nth_head = before + nth % beside;
+  const int first_key = nth / beside * kBc, kv_head = nth_head % args.num_kv_heads;
+  const int batch = nth_head / args.num_kv_heads;
   const int end_key = min(first_key + kBc, args.seqlen_k);
   int first_row, end_row;
   find_rows(args, batch, first_key, end_key, first_row, end_row);
@@ -794,9 +776,14 @@ extern "C" __global__ void __launch_bounds__(kQueryThreads, 1)
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   QueryStorage& smem = *reinterpret_cast<QueryStorage*>(shared_bytes);
   const int tiles = (args.seqlen_q + kBr - 1) / kBr;
+  // Heads one section behind the other, of which L2 has what passes by; of a section the heaviest tiles first.
   const int all_heads = args.batch * args.num_q_heads;
-  const int first_row = (tiles - 1 - int(blockIdx.x) / all_heads) * kBr, head = int(blockIdx.x) % args.num_q_heads;
-  const int batch = int(blockIdx.x) % all_heads / args.num_q_heads;
+  const long long passing = 1LL * args.seqlen_k * (kD + kDv) * 2;  // bytes, of a head
+  const int section = max(1, int(min(kSectionBytes / max(passing, 1LL), 1LL * all_heads)));
+  const int before = int(blockIdx.x) / (tiles * section) * section, nth = int(blockIdx.x) - tiles * before;
+  const int beside = min(section, all_heads - before), nth_head = before + nth % beside;
+  const int first_row = (tiles - 1 - nth / beside) * kBr, head = nth_head % args.num_q_heads;
+  const int batch = nth_head / args.num_q_heads;
   const int kv_head = head / (args.num_q_heads / args.num_kv_heads), end_row = min(first_row + kBr, args.seqlen_q);
   // What the block's rows see begins with the first's keys and ends with the last's.
   const int begin_keys = first_key_of(args, batch, first_row) / kPassingKeys * kPassingKeys;
@@ -992,15 +979,15 @@ static int launch_queries(const AttentionArgs* args, cudaStream_t stream, bool& 
   if (dout_status != cudaSuccess) return dout_status;
   const cudaError_t k_status = encode_map(
       &maps.k, any_keys ? args->k : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 64, 16,
+      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 64, 64,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (k_status != cudaSuccess) return k_status;
   const cudaError_t v_status = encode_map(
       &maps.v, any_keys ? args->v : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 16,
+      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 64,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (v_status != cudaSuccess) return v_status;
-  constexpr size_t smem_bytes = 222208;
+  constexpr size_t smem_bytes = 173056;
   const cudaError_t status =
       cudaFuncSetAttribute(attention_bf16_d192_backward_queries, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
@@ -1029,12 +1016,12 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& b
   if (dout_status != cudaSuccess) return dout_status;
   const cudaError_t k_status = encode_map(
       &maps.k, any_keys ? args->k : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 64, 16,
+      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 64, 64,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (k_status != cudaSuccess) return k_status;
   const cudaError_t v_status = encode_map(
       &maps.v, any_keys ? args->v : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 16,
+      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 64,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (v_status != cudaSuccess) return v_status;
   constexpr size_t smem_bytes = sizeof(SharedStorage);
@@ -1079,4 +1066,4 @@ extern "C" int attention_bf16_d192_backward(const AttentionArgs* args, cudaStrea
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 8, "num_q_heads": 10, "num_kv_heads": 10, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 192, "head_dim_v": 192, "causal": true, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 64, "apart": true, "br": 64, "schedule": "together", "parts": 1, "kept": "shared", "q_stages": 3, "dout_stages": 3, "dq_path": "launch", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 80, "k_stages": 2, "v_stages": 2, "order": "heaviest_first", "meeting": "at_once", "ranges": "of_rows", "min_blocks": 1, "turns": "one"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d192_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 222208, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "queries", "dependent": true}, {"threads": 384, "smem_bytes": 215040, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "917b191663af4a80", "figures": [1866, 1027]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 8, "num_q_heads": 10, "num_kv_heads": 10, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 192, "head_dim_v": 192, "causal": true, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 64, "apart": true, "br": 64, "schedule": "together", "parts": 1, "kept": "shared", "q_stages": 2, "dout_stages": 2, "dq_path": "launch", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 1, "order": "by_section", "meeting": "at_once", "ranges": "of_rows", "min_blocks": 1, "turns": "one"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d192_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 173056, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "queries", "dependent": true}, {"threads": 384, "smem_bytes": 165888, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "5c8744322b6d8977", "figures": [1866, 1023]}

@@ -9,9 +9,9 @@
 //   bc = 128                   keys that a block keeps, whose gradients it makes
 //   apart = false              of 64 keys one warpgroup makes dv and another dk, which takes fewer registers
 //   br = 128                   query rows that pass by them
-//   schedule = together        products with weights: after those of their gradients, beside, or beside a tile ahead
-//   parts = 1                  parts of them whose weights are made one behind the other
-//   kept = values              what products read from registers: values, or keys as well
+//   schedule = ahead           products with weights: after those of their gradients, beside, or beside a tile ahead
+//   parts = 2                  parts of them whose weights are made one behind the other
+//   kept = registers           what products read from registers: values, or keys as well
 //   q_stages = 2               tiles of queries in shared memory
 //   dout_stages = 2            tiles of gradients of outputs in shared memory
 //   dq_path = bulk             who makes queries' gradients: a launch, or blocks of keys by sums in memory
@@ -21,9 +21,11 @@
 //   k_stages = 2               tiles of keys in shared memory
 //   v_stages = 2               tiles of values in shared memory
 //   order = by_head            blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
+//   meeting = late             when consumers await each other's gradients of scores: at once, or with other products begun
+//   turns = free               tiles of keys that a block takes: one, or each so-manieth, or the next whenever it is free
 //
-// Measured on NVIDIA H200, batch 32, 32 heads, 512 rows, with a causal mask: 475.4 us (median), spread 0.4 %,
-// 180.7 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.4e-03.
+// Measured on NVIDIA H200, batch 32, 32 heads, 512 rows, with a causal mask: 416.6 us (median), spread 0.4 %,
+// 206.2 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.4e-03.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -35,10 +37,10 @@
 //
 //     flashgen emit bf16_d64_backward_causal_b32_h32_n512.cu \
 //         --device h200 --dtype bf16 --d 64 --backward --causal --batch 32 --heads 32 --seqlen 512 \
-//         --family wgmma-backward --set bc=128 --set apart=false --set br=128 --set schedule=together \
-//         --set parts=1 --set kept=values --set q_stages=2 --set dout_stages=2 --set dq_path=bulk \
+//         --family wgmma-backward --set bc=128 --set apart=false --set br=128 --set schedule=ahead \
+//         --set parts=2 --set kept=registers --set q_stages=2 --set dout_stages=2 --set dq_path=bulk \
 //         --set ds_stages=2 --set rows=128 --set keys=64 --set k_stages=2 --set v_stages=2 \
-//         --set order=by_head
+//         --set order=by_head --set meeting=late --set turns=free
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -87,12 +89,13 @@ constexpr int kVec = 8;  // elements that strides must be multiples of, for the 
 constexpr int kWarpgroup = 128;  // threads of a warpgroup
 constexpr int kBc = 128;  // keys that a block keeps, whose gradients it makes
 constexpr int kPassingRows = 128;  // query rows that pass by them at a time
+constexpr int kParts = 2, kWeighedRows = kPassingRows / kParts;  // of them, which are weighed one behind the other
 constexpr int kConsumers = 2;  // warpgroups that compute, beside the producer
 constexpr int kThreads = 384;
+constexpr int kMaxBlocks = 132;  // as many as run at once
 constexpr int kQStages = 2, kDoutStages = 2;  // tiles of them in shared memory
 constexpr int kDsStages = 2;  // tiles of gradients of scores in shared memory
 constexpr int kShareTiles = 1, kShareColumns = 64;  // of queries' gradients, of 64 rows, by consumer
-constexpr int kGradientsBarrier = 1;  // named: all consumers have written their gradients of scores
 constexpr int kPostprocessRows = 64, kPostprocessThreads = 128;
 constexpr int kRowBox = 128, kKeyBox = 128;  // rows and keys that one copy brings
 constexpr int kStatisticsRows = 32, kStatisticsThreads = 256;
@@ -119,6 +122,10 @@ struct SharedStorage {
   alignas(16) float lse[kQStages][kPassingRows], delta[kDoutStages][kPassingRows];
   // A stage is full once its bytes have arrived, and empty once every warp of consumers has done with it.
   Barrier kept_full, q_full[kQStages], q_empty[kQStages], dout_full[kDoutStages], dout_empty[kDoutStages];
+  Barrier gradients_full[kDsStages];  // once every warp of consumers has stored its own
+  Barrier kept_empty;  // once every warp of consumers has read what it needs of keys and values
+  Barrier next_full, next_empty;  // once the producer has told the next turn, and every warp of consumers has read it
+  int next;
 };
 
 static_assert(sizeof(SharedStorage) == 199680, "the size that pruning counted on");
@@ -177,11 +184,6 @@ __device__ __forceinline__ void barrier_wait(Barrier* barrier, unsigned parity) 
       :
       : "r"(shared_address(barrier)), "r"(parity)
       : "memory");
-}
-
-// Waits until `threads` threads have come to barrier `id` of the block, this one's warp among them.
-__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
 // Shows ordinary writes to shared memory to the copy engine and the tensor cores.
@@ -269,6 +271,15 @@ __device__ __forceinline__ bool elect_one() {
   return elected != 0;
 }
 
+// Makes the compiler forget what it knows of a value: it then works out what follows from it where that is needed,
+// rather than once and for all in a register each.
+__device__ __forceinline__ void forget(unsigned long long& value) {
+  asm volatile("" : "+l"(value));
+}
+__device__ __forceinline__ void forget(int& value) {
+  asm volatile("" : "+r"(value));
+}
+
 // Orders what this warpgroup's threads wrote to registers before its next products.
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
@@ -294,51 +305,39 @@ __device__ __forceinline__ void hold(float (&registers)[n]) {
 
 // D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. Products along the columns of both factors read
 // them from shared memory; sums have their weights in registers and what they weigh by rows.
-__device__ __forceinline__ void wgmma_m64n128k16_bf16_ss(
-    float (&d)[64], unsigned long long a, unsigned long long b, bool accumulate) {
+__device__ __forceinline__ void wgmma_m64n64k16_bf16_ss(
+    float (&d)[32], unsigned long long a, unsigned long long b, bool accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      "setp.ne.b32 p, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "setp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "%64, %65, p, 1, 1, 0, 0;\n"
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "%32, %33, p, 1, 1, 0, 0;\n"
       "}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
       : "l"(a), "l"(b), "r"(int(accumulate)));
 }
 
-__device__ __forceinline__ void wgmma_m64n128k16_bf16_rs(
-    float (&d)[64], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
+__device__ __forceinline__ void wgmma_m64n64k16_bf16_rs(
+    float (&d)[32], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      "setp.ne.b32 p, %69, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "setp.ne.b32 p, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "{%64, %65, %66, %67}, %68, p, 1, 1, 0;\n"
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "{%32, %33, %34, %35}, %36, p, 1, 1, 0;\n"
       "}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));
 }
 
@@ -509,12 +508,12 @@ __device__ __forceinline__ bool is_partial(
 
 // One step of products along columns, and of sums.
 __device__ __forceinline__ void multiply(
-    float (&s)[64], unsigned long long a, unsigned long long b, bool accumulate) {
-  wgmma_m64n128k16_bf16_ss(s, a, b, accumulate);
+    float (&s)[32], unsigned long long a, unsigned long long b, bool accumulate) {
+  wgmma_m64n64k16_bf16_ss(s, a, b, accumulate);
 }
 __device__ __forceinline__ void multiply(
-    float (&s)[64], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
-  wgmma_m64n128k16_bf16_rs(s, a, b, accumulate);
+    float (&s)[32], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
+  wgmma_m64n64k16_bf16_rs(s, a, b, accumulate);
 }
 __device__ __forceinline__ void multiply(float (&sum)[32], const unsigned (&a)[4], unsigned long long b) {
   wgmma_m64n64k16_bf16_rs_trans(sum, a, b, true);
@@ -523,6 +522,7 @@ __device__ __forceinline__ void multiply(float (&sum)[32], const unsigned (&a)[4
 // Starts the products of 64 rows that stay with those that pass by, over all columns.
 template <int steps, typename Kept, typename Passing, int n>
 __device__ __forceinline__ void start_products(float (&s)[n], unsigned long long kept, unsigned long long passing) {
+  forget(kept);  // descriptors of all steps would be many
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < steps; ++step) {
@@ -587,6 +587,34 @@ __device__ __forceinline__ void release(Barrier* empty) {
   if (threadIdx.x % 32 == 0) barrier_arrive(empty);
 }
 
+// The keys that a block takes in a turn, of a head, and the rows that see some of them: so many tiles of each query head.
+struct Turn {
+  int batch, kv_head, first_key, end_key, first_row, end_row, of_head;
+
+  __device__ __forceinline__ Turn(const AttentionArgs& args, int number) {
+    const int tiles = tiles_of_keys(args);
+    first_key = number % tiles * kBc;
+    kv_head = number / tiles % args.num_kv_heads;
+    batch = number / tiles / args.num_kv_heads;
+    end_key = min(first_key + kBc, args.seqlen_k);
+    find_rows(args, batch, first_key, end_key, first_row, end_row);
+    first_row -= first_row % kPassingRows;
+    of_head = first_row < end_row ? (end_row - first_row + kPassingRows - 1) / kPassingRows : 0;
+  }
+
+  static __device__ __forceinline__ int tiles_of_keys(const AttentionArgs& args) {
+    return (args.seqlen_k + kBc - 1) / kBc;
+  }
+  static __device__ __forceinline__ int count(const AttentionArgs& args) {
+    return args.batch * args.num_kv_heads * tiles_of_keys(args);
+  }
+};
+
+// How many turns have been taken beside the first ones of all blocks: behind the sums of all heads.
+__device__ __forceinline__ int* turns_taken(const AttentionArgs& args) {
+  return reinterpret_cast<int*>(query_sums_of(args, args.batch, 0));
+}
+
 // Four neighbouring lanes have each a part of four chunks: gives each all parts of one.
 __device__ __forceinline__ uint4 exchange_quarters(const unsigned (&part)[4]) {
   const bool odd = threadIdx.x % 2, upper = threadIdx.x / 2 % 2;
@@ -634,12 +662,12 @@ __device__ __forceinline__ void write_rows(
 
 // Brings a consumer's gradients of scores to shared memory, where a row has those of 64 keys.
 __device__ __forceinline__ void store_gradients(
-    Element* tile, const unsigned (&gradients)[kPassingRows / 16][4]) {
+    Element* tile, const unsigned (&gradients)[kWeighedRows / 16][4]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x % kWarpgroup / 32;
   const int row = lane / 16 * 8 + lane % 8;  // of the sixteen of a step
   const int piece = (2 * warp + lane / 8 % 2) ^ row % 8;  // eight keys
 #pragma unroll
-  for (int step = 0; step < kPassingRows / 16; ++step) {
+  for (int step = 0; step < kWeighedRows / 16; ++step) {
     stmatrix_x4_trans(tile + (16 * step + row) * kChunk + piece * 8, gradients[step]);
   }
 }
@@ -648,6 +676,7 @@ __device__ __forceinline__ void store_gradients(
 __device__ __forceinline__ void start_shares(
     float (&shares)[kShareTiles][kShareColumns / 2], unsigned long long gradients, unsigned long long keys) {
   constexpr int kTile = 64 * kChunk * sizeof(Element) >> 4;  // as descriptors count
+  forget(keys);
   wgmma_fence();
 #pragma unroll
   for (int tile = 0; tile < kShareTiles; ++tile) {
@@ -696,6 +725,7 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
     attention_bf16_d64_backward_statistics(const AttentionArgs args) {
   let_next_launch_begin();
 
+  if (blockIdx.x == 0 && threadIdx.x == 0) *turns_taken(args) = 0;
   // Neighbouring elements, moved by one access.
   struct alignas(16) Elements {
     __nv_bfloat16 at[8];
@@ -748,25 +778,19 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
   }
 }
 
-// Gradients of keys and values: the block keeps kBc of them and the rows that see some pass by. Each consumer has 64 keys.
+// Gradients of keys and values: a block keeps kBc of them at a time, 64 for each consumer, and the rows that see some pass by.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_bf16_d64_backward_kernel(const AttentionArgs args, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
-  const int tiles = (args.seqlen_k + kBc - 1) / kBc, group = args.num_q_heads / args.num_kv_heads;
-  const int first_key = int(blockIdx.x) % tiles * kBc, kv_head = int(blockIdx.x) / tiles % args.num_kv_heads;
-  const int batch = int(blockIdx.x) / tiles / args.num_kv_heads;
-  const int end_key = min(first_key + kBc, args.seqlen_k);
-  int first_row, end_row;
-  find_rows(args, batch, first_key, end_key, first_row, end_row);
-  first_row -= first_row % kPassingRows;
-  // Tiles of rows of all heads that share the keys, one head behind the other.
-  const int of_head = first_row < end_row ? (end_row - first_row + kPassingRows - 1) / kPassingRows : 0;
-
+  const int group = args.num_q_heads / args.num_kv_heads;
   // Read from one lane, so that the compiler knows it to be the same in all.
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
     barrier_init(&smem.kept_full, 1);
+    barrier_init(&smem.kept_empty, 4 * kConsumers);
+    barrier_init(&smem.next_full, 1);
+    barrier_init(&smem.next_empty, 4 * kConsumers);
     for (int i = 0; i < kQStages; ++i) {
       barrier_init(&smem.q_full[i], 1);
       barrier_init(&smem.q_empty[i], 4 * kConsumers);
@@ -775,6 +799,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       barrier_init(&smem.dout_full[i], 1);
       barrier_init(&smem.dout_empty[i], 4 * kConsumers);
     }
+    for (int i = 0; i < kDsStages; ++i) barrier_init(&smem.gradients_full[i], 4 * kConsumers);
     fence_barrier_init();
   }
   wait_for_earlier_launches();
@@ -783,121 +808,249 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
   PipelineState<kQStages> q_pipe;
   PipelineState<kDoutStages> dout_pipe;
+  unsigned kept_phase = 0, next_phase = 0;
+  const int count = Turn::count(args);
   if (warp < 4) {
     give_registers<24>();
-    if (warp != 0 || of_head == 0 || !elect_one()) return;
+    if (warp != 0 || !elect_one()) return;
+    prefetch_map(&maps.k);
+    prefetch_map(&maps.v);
     prefetch_map(&maps.q);
     prefetch_map(&maps.dout);
-    barrier_expect(&smem.kept_full, sizeof(smem.k) + sizeof(smem.v));
-    load_rows<kBc, kKeyBox, kDChunks>(smem.k, &maps.k, &smem.kept_full, first_key, kv_head, batch);
-    load_rows<kBc, kKeyBox, kDvChunks>(smem.v, &maps.v, &smem.kept_full, first_key, kv_head, batch);
-    for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-      for (int n = 0, first = first_row; n < of_head; ++n, first += kPassingRows) {
-        Barrier* const q_full = &smem.q_full[q_pipe.stage];
-        barrier_wait(&smem.q_empty[q_pipe.stage], q_pipe.phase ^ 1);
-        barrier_expect(q_full, sizeof(smem.q[0]) + sizeof(smem.lse[0]));
-        load_rows<kPassingRows, kRowBox, kDChunks>(smem.q[q_pipe.stage], &maps.q, q_full, first, head, batch);
-        bulk_load(smem.lse[q_pipe.stage], lse_of(args, batch, head) + first, sizeof(smem.lse[0]), q_full);
-        q_pipe.advance();
-        Barrier* const dout_full = &smem.dout_full[dout_pipe.stage];
-        barrier_wait(&smem.dout_empty[dout_pipe.stage], dout_pipe.phase ^ 1);
-        barrier_expect(dout_full, sizeof(smem.dout[0]) + sizeof(smem.delta[0]));
-        load_rows<kPassingRows, kRowBox, kDvChunks>(
-            smem.dout[dout_pipe.stage], &maps.dout, dout_full, first, head, batch);
-        bulk_load(smem.delta[dout_pipe.stage], delta_of(args, batch, head) + first, sizeof(smem.delta[0]), dout_full);
-        dout_pipe.advance();
+#pragma unroll 1
+    for (int number = blockIdx.x, next; number < count; number = next) {
+      next = gridDim.x + atomicAdd(turns_taken(args), 1);
+      const Turn turn(args, number);
+      const int batch = turn.batch;
+      bool is_kept = false;
+#pragma unroll 1
+      for (int head = turn.kv_head * group; head < (turn.kv_head + 1) * group; ++head) {
+#pragma unroll 1
+        for (int n = 0, first = turn.first_row; n < turn.of_head; ++n, first += kPassingRows) {
+          Barrier* const q_full = &smem.q_full[q_pipe.stage];
+          barrier_wait(&smem.q_empty[q_pipe.stage], q_pipe.phase ^ 1);
+          barrier_expect(q_full, sizeof(smem.q[0]) + sizeof(smem.lse[0]));
+          load_rows<kPassingRows, kRowBox, kDChunks>(smem.q[q_pipe.stage], &maps.q, q_full, first, head, batch);
+          bulk_load(smem.lse[q_pipe.stage], lse_of(args, batch, head) + first, sizeof(smem.lse[0]), q_full);
+          q_pipe.advance();
+          Barrier* const dout_full = &smem.dout_full[dout_pipe.stage];
+          barrier_wait(&smem.dout_empty[dout_pipe.stage], dout_pipe.phase ^ 1);
+          barrier_expect(dout_full, sizeof(smem.dout[0]) + sizeof(smem.delta[0]));
+          load_rows<kPassingRows, kRowBox, kDvChunks>(
+              smem.dout[dout_pipe.stage], &maps.dout, dout_full, first, head, batch);
+          bulk_load(smem.delta[dout_pipe.stage], delta_of(args, batch, head) + first, sizeof(smem.delta[0]), dout_full);
+          dout_pipe.advance();
+          if (is_kept) continue;
+          // Rows have room sooner than keys, of which the turn before has need until its end.
+          is_kept = true;
+          barrier_wait(&smem.kept_empty, kept_phase ^ 1);
+          barrier_expect(&smem.kept_full, sizeof(smem.k) + sizeof(smem.v));
+          load_rows<kBc, kKeyBox, kDChunks>(smem.k, &maps.k, &smem.kept_full, turn.first_key, turn.kv_head, batch);
+          load_rows<kBc, kKeyBox, kDvChunks>(smem.v, &maps.v, &smem.kept_full, turn.first_key, turn.kv_head, batch);
+          kept_phase ^= 1;
+        }
       }
+      barrier_wait(&smem.next_empty, next_phase ^ 1);
+      smem.next = next;
+      barrier_arrive(&smem.next_full);
+      next_phase ^= 1;
     }
     return;
   }
   take_registers<240>();
-  const int consumer = warp / 4 - 1, lane = threadIdx.x % 32;
-  const int own = consumer * 64;  // the consumer's first key here
-  const int own_key = first_key + own + warp % 4 * 16 + lane / 4;  // the thread's first
-  const unsigned long long k_desc = descriptor(smem.k[0] + own * kChunk);
-  unsigned kept_v[kDvSteps][4];
-  const float scale = args.scale * kLog2e;
-  float sum_k[kD / 2] = {}, sum_v[kDv / 2] = {};
-  const int share_row = consumer * kShareTiles * 64;  // a consumer's share of each tile of rows begins there
-  const unsigned long long all_keys = descriptor(smem.k, sizeof(KeptKeys));
-  int ds_stage = 0;
-
-  if (of_head > 0) {
-    barrier_wait(&smem.kept_full, 0);
-    take_kept(kept_v, smem.v, own);
-  }
+  PipelineState<kDsStages> ds_pipe;
 #pragma unroll 1
-  for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-    float* const sums = query_sums_of(args, batch, head);
-#pragma unroll 1
-    for (int n = 0, first = first_row; n < of_head; ++n, first += kPassingRows) {
-      const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
-      const unsigned long long dout_desc = descriptor(smem.dout[dout_pipe.stage], sizeof(PassingRows));
-      float s[kPassingRows / 2], gradient[kPassingRows / 2];
-      unsigned weights[kPassingRows / 16][4], gradients[kPassingRows / 16][4];
-      barrier_wait(&smem.q_full[q_pipe.stage], q_pipe.phase);
-      start_products<kDSteps, KeptKeys, PassingRows>(s, k_desc, q_desc);
-      barrier_wait(&smem.dout_full[dout_pipe.stage], dout_pipe.phase);
-      start_products<PassingRows>(gradient, kept_v, dout_desc);
-      wgmma_wait<0>();
-      hold(s);
-      hold(gradient);
-      const auto weigh_all = [&](auto masked) {
-        constexpr bool kMasked = decltype(masked)::value;
+  for (int number = blockIdx.x; number < count;) {
+    const Turn turn(args, number);
+    const int batch = turn.batch, kv_head = turn.kv_head, first_key = turn.first_key;
+    const int first_row = turn.first_row, of_head = turn.of_head;
+    const int consumer = warp / 4 - 1, lane = threadIdx.x % 32;
+    const int own = consumer * 64;  // the consumer's first key here
+    const int own_key = first_key + own + warp % 4 * 16 + lane / 4;  // the thread's first
+    unsigned kept_k[kDSteps][4];
+    unsigned kept_v[kDvSteps][4];
+    const float scale = args.scale * kLog2e;
+    float sum_k[kD / 2] = {}, sum_v[kDv / 2] = {};
+    const int share_row = consumer * kShareTiles * 64;  // a consumer's share of each tile of rows begins there
+    const unsigned long long all_keys = descriptor(smem.k, sizeof(KeptKeys));
+    int left = of_head * group;  // tiles
+    if (left > 0) {
+      int head = kv_head * group, first = first_row;
+      // Where a warp adds its share of a tile.
+      float* place = query_sum_at(query_sums_of(args, batch, head), (first + share_row) / 16 + warp % 4, 0);
+      float gradient[kWeighedRows / 2];
+      // Makes the gradients of the scores of a part of a tile, and adds what it makes of those of values;
+      // `beside_scores` is done while scores are made, `beside_others` while gradients of weights are;
+      // `finish` waits for what it has started, or for all but what it starts itself.
+      const auto make_gradients = [&](int part, auto beside_scores, auto beside_others, auto finish) {
+        const int first_of_part = first + part * kWeighedRows, step = part * (kWeighedRows / 16);
+        const unsigned long long all_dout_desc = descriptor(smem.dout[dout_pipe.stage], sizeof(PassingRows));
+        const unsigned long long q_desc = step_of_keys(descriptor(smem.q[q_pipe.stage]), step);
+        const unsigned long long dout_desc = step_of_keys(all_dout_desc, step);
+        float s[kWeighedRows / 2];
+        unsigned weights[kWeighedRows / 16][4];
+        if (part == 0) barrier_wait(&smem.q_full[q_pipe.stage], q_pipe.phase);
+        start_products<PassingRows>(s, kept_k, q_desc);
+        beside_scores();
+        if (part == 0) barrier_wait(&smem.dout_full[dout_pipe.stage], dout_pipe.phase);
+        start_products<PassingRows>(gradient, kept_v, dout_desc);
+        beside_others();
+        wgmma_wait<1>();
+        hold(s);
+        const bool partial = is_partial(args, batch, first_of_part, first_of_part + kWeighedRows, first_key, first_key + kBc);
+        const auto weigh_all = [&](auto masked) {
+          constexpr bool kMasked = decltype(masked)::value;
 #pragma unroll
-        for (int i = 0; i < kPassingRows / 2; i += 4) {
-          const int column = i * 2 + lane % 4 * 2;
-          const float2 lse = *reinterpret_cast<const float2*>(smem.lse[q_pipe.stage] + column);
-          const float2 delta = *reinterpret_cast<const float2*>(smem.delta[dout_pipe.stage] + column);
+          for (int i = 0; i < kWeighedRows / 2; i += 4) {
+            const int column = part * kWeighedRows + i * 2 + lane % 4 * 2;
+            const float2 lse = *reinterpret_cast<const float2*>(smem.lse[q_pipe.stage] + column);
 #pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const int row = first + column + e;
-            const KeyRange seen = kMasked ? keys_of(args, batch, row) : KeyRange{};
+            for (int e = 0; e < 2; ++e) {
+              const int row = first + column + e;
+              const KeyRange seen = kMasked ? keys_of(args, batch, row) : KeyRange{};
 #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-              const int at = i + 2 * h + e, key = own_key + 8 * h;
-              weigh<kMasked>(s[at], gradient[at], args, batch, head, row, key, seen, scale, e ? lse.y : lse.x,
-                             e ? delta.y : delta.x);
+              for (int h = 0; h < 2; ++h) {
+                const int at = i + 2 * h + e, key = own_key + 8 * h;
+                float factor = 1.0f;
+                weigh<kMasked>(s[at], factor, args, batch, head, row, key, seen, scale, e ? lse.y : lse.x, 0.0f);
+              }
             }
           }
+        };
+        if (partial) {
+          weigh_all(Constant<true>{});
+        } else {
+          weigh_all(Constant<false>{});
         }
+        pack_weights(s, weights);
+        start_sums(sum_v, weights, dout_desc);
+        wgmma_wait<1>();
+        hold(gradient);
+        const float* const delta_of_row = smem.delta[dout_pipe.stage] + part * kWeighedRows + lane % 4 * 2;
+        const auto differentiate = [&](auto masked) {
+#pragma unroll
+          for (int i = 0; i < kWeighedRows / 2; i += 4) {
+            const float2 delta = *reinterpret_cast<const float2*>(delta_of_row + i * 2);
+#pragma unroll
+            for (int at = i; at < i + 4; ++at) {
+              gradient[at] = s[at] * (gradient[at] - (at % 2 ? delta.y : delta.x));
+              if (decltype(masked)::value && s[at] == 0.0f) gradient[at] = 0.0f;
+            }
+          }
+        };
+        if (partial) {
+          differentiate(Constant<true>{});
+        } else {
+          differentiate(Constant<false>{});
+        }
+        finish();
+        if (part < 1) return;
+        release(&smem.dout_empty[dout_pipe.stage]);
+        dout_pipe.advance();
       };
-      if (is_partial(args, batch, first, first + kPassingRows, first_key, first_key + kBc)) {
-        weigh_all(Constant<true>{});
-      } else {
-        weigh_all(Constant<false>{});
+      barrier_wait(&smem.kept_full, kept_phase);
+      take_kept(kept_k, smem.k, own);
+      take_kept(kept_v, smem.v, own);
+      const auto nothing = [] {};
+      const auto wait_for_all = [] { wgmma_wait<0>(); };
+      make_gradients(0, nothing, nothing, wait_for_all);
+      {
+        unsigned gradients[kWeighedRows / 16][4];
+        pack_weights(gradient, gradients);
+        store_gradients(smem.gradients[ds_pipe.stage][consumer], gradients);
+        const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
+        start_sums(sum_k, gradients, q_desc);
+        make_gradients(1, nothing, nothing, wait_for_all);
       }
-      pack_weights(s, weights);
+#pragma unroll 1
+      while (--left > 0) {
+        const int first_before = first;
+        Barrier* const q_empty = &smem.q_empty[q_pipe.stage];
+        unsigned gradients[kWeighedRows / 16][4];
+        pack_weights(gradient, gradients);
+        store_gradients(smem.gradients[ds_pipe.stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
+        fence_proxy_async();
+        __syncwarp();
+        release(&smem.gradients_full[ds_pipe.stage]);
+        const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
+        start_sums(sum_k, gradients, step_of_keys(q_desc, 1 * (kWeighedRows / 16)));
+        q_pipe.advance();
+        first += kPassingRows;
+        const bool other_head = first >= first_row + of_head * kPassingRows;
+        if (other_head) first = first_row, ++head;
+        float shares[kShareTiles][kShareColumns / 2];
+        make_gradients(
+            0,
+            [&] {
+              wgmma_wait<1>();
+              release(q_empty);
+            },
+            nothing,
+            [&] {
+              barrier_wait(&smem.gradients_full[ds_pipe.stage], ds_pipe.phase);
+              start_shares(shares, descriptor(smem.gradients[ds_pipe.stage][0] + share_row * kChunk), all_keys);
+              wgmma_wait<1>();
+            });
+        ds_pipe.advance();
+        {
+          unsigned gradients[kWeighedRows / 16][4];
+          pack_weights(gradient, gradients);
+          store_gradients(smem.gradients[ds_pipe.stage][consumer], gradients);
+          const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
+          start_sums(sum_k, gradients, q_desc);
+          make_gradients(
+              1,
+              [&] {
+                wgmma_wait<1>();
+                stage_shares(smem.shares[consumer][warp % 4], shares);
+              },
+              [&] {
+                add_shares(args, place, first_before + share_row + warp % 4 * 16, smem.shares[consumer][warp % 4]);
+              },
+              wait_for_all);
+        }
+        place += kPassingRows * kD;
+        if (other_head) place = query_sum_at(query_sums_of(args, batch, head), (first + share_row) / 16 + warp % 4, 0);
+      }
+      unsigned gradients[kWeighedRows / 16][4];
       pack_weights(gradient, gradients);
-      start_sums(sum_v, weights, dout_desc);
-      store_gradients(smem.gradients[ds_stage][consumer], gradients);
+      store_gradients(smem.gradients[ds_pipe.stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
       fence_proxy_async();
-      named_barrier_sync(kGradientsBarrier, kConsumers * kWarpgroup);
+      __syncwarp();
+      release(&smem.gradients_full[ds_pipe.stage]);
+      const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
+      start_sums(sum_k, gradients, step_of_keys(q_desc, 1 * (kWeighedRows / 16)));
+      barrier_wait(&smem.gradients_full[ds_pipe.stage], ds_pipe.phase);
       float shares[kShareTiles][kShareColumns / 2];
-      start_shares(shares, descriptor(smem.gradients[ds_stage][0] + share_row * kChunk), all_keys);
-
-      start_sums(sum_k, gradients, q_desc);
-      wgmma_wait<2>();
-      release(&smem.dout_empty[dout_pipe.stage]);
-      dout_pipe.advance();
-      wgmma_wait<1>();
-      stage_shares(smem.shares[consumer][warp % 4], shares);
-      float* const place = query_sum_at(sums, (first + share_row) / 16 + warp % 4, 0);
-      add_shares(args, place, first + share_row + warp % 4 * 16, smem.shares[consumer][warp % 4]);
-      ds_stage ^= 1;
-
+      start_shares(shares, descriptor(smem.gradients[ds_pipe.stage][0] + share_row * kChunk), all_keys);
       wgmma_wait<0>();
+      stage_shares(smem.shares[consumer][warp % 4], shares);
+      add_shares(args, place, first + share_row + warp % 4 * 16, smem.shares[consumer][warp % 4]);
       release(&smem.q_empty[q_pipe.stage]);
       q_pipe.advance();
+      ds_pipe.advance();
     }
+    hold(sum_k);
+    hold(sum_v);
+    tma_wait_read<0>();
+    if (of_head > 0) {
+      release(&smem.kept_empty);
+      kept_phase ^= 1;
+    }
+    int same = number;
+    forget(same);  // until here registers are for what is added up
+    const Turn made(args, same);
+    const int made_key = made.first_key + own;
+    write_rows(args.dk + made.batch * args.dk_stride_batch + made.kv_head * args.dk_stride_head, args.dk_stride_row, made_key,
+               made.end_key, sum_k, args.scale);
+    write_rows(args.dv + made.batch * args.dv_stride_batch + made.kv_head * args.dv_stride_head, args.dv_stride_row, made_key,
+               made.end_key, sum_v, 1.0f);
+    barrier_wait(&smem.next_full, next_phase);
+    number = smem.next;
+    __syncwarp();
+    release(&smem.next_empty);
+    next_phase ^= 1;
   }
-  hold(sum_k);
-  hold(sum_v);
-  tma_wait_read<0>();
-  write_rows(args.dk + batch * args.dk_stride_batch + kv_head * args.dk_stride_head, args.dk_stride_row, first_key + own,
-             end_key, sum_k, args.scale);
-  write_rows(args.dv + batch * args.dv_stride_batch + kv_head * args.dv_stride_head, args.dv_stride_row, first_key + own,
-             end_key, sum_v, 1.0f);
 }
 
 // Gradients of query rows: what all blocks have added up, times scores' scale; a warp writes 16 rows.
@@ -954,7 +1107,7 @@ extern "C" long long attention_bf16_d64_backward_workspace_bytes(const Attention
   const long long seqlen_q = args->seqlen_q;
   return 4 * ((batch * num_q_heads * ((seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
               (batch * num_q_heads * ((seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
-              (batch * num_q_heads * ((seqlen_q + 15) / 16 * 16) * 64 + 63) / 64 * 64);
+              (batch * num_q_heads * ((seqlen_q + 15) / 16 * 16) * 64 + 63) / 64 * 64 + 64);
 }
 
 // How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
@@ -1022,8 +1175,9 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& b
   const cudaError_t status =
       cudaFuncSetAttribute(attention_bf16_d64_backward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
+  const unsigned grid = unsigned(blocks < kMaxBlocks ? blocks : kMaxBlocks);
   cudaLaunchAttribute attribute;
-  const cudaLaunchConfig_t config = configure(unsigned(blocks), kThreads, smem_bytes, stream, attribute, begun);
+  const cudaLaunchConfig_t config = configure(grid, kThreads, smem_bytes, stream, attribute, begun);
   return cudaLaunchKernelEx(&config, attention_bf16_d64_backward_kernel, *args, maps);
 }
 
@@ -1075,4 +1229,4 @@ extern "C" int attention_bf16_d64_backward(const AttentionArgs* args, cudaStream
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 512, "seqlen_k": 512, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "together", "parts": 1, "kept": "values", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_head", "meeting": "at_once", "ranges": "of_rows", "min_blocks": 1, "turns": "one"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 199680, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "postprocess", "dependent": true}], "digest": "0e5f1e7b5a4e355a", "figures": [1864, 1018]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 512, "seqlen_k": 512, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "registers", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_head", "meeting": "late", "ranges": "of_rows", "min_blocks": 1, "turns": "free"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 199680, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "postprocess", "dependent": true}], "digest": "87e3c134d70c19d2", "figures": [2112, 1054]}

@@ -13,17 +13,19 @@
 //   parts = 2                  parts of them whose weights are made one behind the other
 //   kept = registers           what products read from registers: values, or keys as well
 //   q_stages = 2               tiles of queries in shared memory
-//   dout_stages = 3            tiles of gradients of outputs in shared memory
+//   dout_stages = 2            tiles of gradients of outputs in shared memory
 //   dq_path = bulk             who makes queries' gradients: a launch, or blocks of keys by sums in memory
 //   ds_stages = 2              tiles of gradients of scores in shared memory, where blocks of keys do
 //   rows = 128                 query rows that a block of the other launch keeps
 //   keys = 64                  keys that pass by them
 //   k_stages = 2               tiles of keys in shared memory
 //   v_stages = 2               tiles of values in shared memory
-//   order = by_head            blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
+//   order = by_section         blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
+//   meeting = late             when consumers await each other's gradients of scores: at once, or with other products begun
+//   turns = fixed              tiles of keys that a block takes: one, or each so-manieth, or the next whenever it is free
 //
-// Measured on NVIDIA H200, batch 8, 32 heads, 2048 rows, with a causal mask: 941.4 us (median), spread 2.4 %,
-// 365.0 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.3e-03.
+// Measured on NVIDIA H200, batch 8, 32 heads, 2048 rows, with a causal mask: 892.1 us (median), spread 2.3 %,
+// 385.1 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.3e-03.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -36,9 +38,9 @@
 //     flashgen emit bf16_d64_backward_causal_b8_h32_n2048.cu \
 //         --device h200 --dtype bf16 --d 64 --backward --causal --batch 8 --heads 32 --seqlen 2048 \
 //         --family wgmma-backward --set bc=128 --set apart=false --set br=128 --set schedule=ahead \
-//         --set parts=2 --set kept=registers --set q_stages=2 --set dout_stages=3 --set dq_path=bulk \
+//         --set parts=2 --set kept=registers --set q_stages=2 --set dout_stages=2 --set dq_path=bulk \
 //         --set ds_stages=2 --set rows=128 --set keys=64 --set k_stages=2 --set v_stages=2 \
-//         --set order=by_head
+//         --set order=by_section --set meeting=late --set turns=fixed
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -90,11 +92,12 @@ constexpr int kPassingRows = 128;  // query rows that pass by them at a time
 constexpr int kParts = 2, kWeighedRows = kPassingRows / kParts;  // of them, which are weighed one behind the other
 constexpr int kConsumers = 2;  // warpgroups that compute, beside the producer
 constexpr int kThreads = 384;
-constexpr int kQStages = 2, kDoutStages = 3;  // tiles of them in shared memory
+constexpr int kMaxBlocks = 132;  // as many as run at once
+constexpr int kQStages = 2, kDoutStages = 2;  // tiles of them in shared memory
 constexpr int kDsStages = 2;  // tiles of gradients of scores in shared memory
 constexpr int kShareTiles = 1, kShareColumns = 64;  // of queries' gradients, of 64 rows, by consumer
-constexpr int kGradientsBarrier = 1;  // named: all consumers have written their gradients of scores
 constexpr int kPostprocessRows = 64, kPostprocessThreads = 128;
+constexpr long long kSectionBytes = 37748736;  // of L2, for what passes by
 constexpr int kRowBox = 128, kKeyBox = 128;  // rows and keys that one copy brings
 constexpr int kStatisticsRows = 32, kStatisticsThreads = 256;
 
@@ -120,9 +123,11 @@ struct SharedStorage {
   alignas(16) float lse[kQStages][kPassingRows], delta[kDoutStages][kPassingRows];
   // A stage is full once its bytes have arrived, and empty once every warp of consumers has done with it.
   Barrier kept_full, q_full[kQStages], q_empty[kQStages], dout_full[kDoutStages], dout_empty[kDoutStages];
+  Barrier gradients_full[kDsStages];  // once every warp of consumers has stored its own
+  Barrier kept_empty;  // once every warp of consumers has read what it needs of keys and values
 };
 
-static_assert(sizeof(SharedStorage) == 216064, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 199680, "the size that pruning counted on");
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
@@ -178,11 +183,6 @@ __device__ __forceinline__ void barrier_wait(Barrier* barrier, unsigned parity) 
       :
       : "r"(shared_address(barrier)), "r"(parity)
       : "memory");
-}
-
-// Waits until `threads` threads have come to barrier `id` of the block, this one's warp among them.
-__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
 // Shows ordinary writes to shared memory to the copy engine and the tensor cores.
@@ -274,6 +274,9 @@ __device__ __forceinline__ bool elect_one() {
 // rather than once and for all in a register each.
 __device__ __forceinline__ void forget(unsigned long long& value) {
   asm volatile("" : "+l"(value));
+}
+__device__ __forceinline__ void forget(int& value) {
+  asm volatile("" : "+r"(value));
 }
 
 // Orders what this warpgroup's threads wrote to registers before its next products.
@@ -583,6 +586,35 @@ __device__ __forceinline__ void release(Barrier* empty) {
   if (threadIdx.x % 32 == 0) barrier_arrive(empty);
 }
 
+// The keys that a block takes in a turn, of a head, and the rows that see some of them: so many tiles of each query head.
+struct Turn {
+  int batch, kv_head, first_key, end_key, first_row, end_row, of_head;
+
+  __device__ __forceinline__ Turn(const AttentionArgs& args, int number) {
+    const int tiles = tiles_of_keys(args), group = args.num_q_heads / args.num_kv_heads;
+    // Heads one section behind the other, of which L2 has what passes by; of a section the heaviest tiles first.
+    const int all_heads = args.batch * args.num_kv_heads;
+    const long long passing = 1LL * group * args.seqlen_q * (kD * 6 + kDv * 2);  // bytes, of a head
+    const int section = max(1, int(min(kSectionBytes / max(passing, 1LL), 1LL * all_heads)));
+    const int before = number / (tiles * section) * section, nth = number - tiles * before;
+    const int beside = min(section, all_heads - before), nth_head = before + nth % beside;
+    first_key = nth / beside * kBc;
+    kv_head = nth_head % args.num_kv_heads;
+    batch = nth_head / args.num_kv_heads;
+    end_key = min(first_key + kBc, args.seqlen_k);
+    find_rows(args, batch, first_key, end_key, first_row, end_row);
+    first_row -= first_row % kPassingRows;
+    of_head = first_row < end_row ? (end_row - first_row + kPassingRows - 1) / kPassingRows : 0;
+  }
+
+  static __device__ __forceinline__ int tiles_of_keys(const AttentionArgs& args) {
+    return (args.seqlen_k + kBc - 1) / kBc;
+  }
+  static __device__ __forceinline__ int count(const AttentionArgs& args) {
+    return args.batch * args.num_kv_heads * tiles_of_keys(args);
+  }
+};
+
 // Four neighbouring lanes have each a part of four chunks: gives each all parts of one.
 __device__ __forceinline__ uint4 exchange_quarters(const unsigned (&part)[4]) {
   const bool odd = threadIdx.x % 2, upper = threadIdx.x / 2 % 2;
@@ -745,25 +777,17 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
   }
 }
 
-// Gradients of keys and values: the block keeps kBc of them and the rows that see some pass by. Each consumer has 64 keys.
+// Gradients of keys and values: a block keeps kBc of them at a time, 64 for each consumer, and the rows that see some pass by.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_bf16_d64_backward_kernel(const AttentionArgs args, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
-  const int tiles = (args.seqlen_k + kBc - 1) / kBc, group = args.num_q_heads / args.num_kv_heads;
-  const int first_key = int(blockIdx.x) % tiles * kBc, kv_head = int(blockIdx.x) / tiles % args.num_kv_heads;
-  const int batch = int(blockIdx.x) / tiles / args.num_kv_heads;
-  const int end_key = min(first_key + kBc, args.seqlen_k);
-  int first_row, end_row;
-  find_rows(args, batch, first_key, end_key, first_row, end_row);
-  first_row -= first_row % kPassingRows;
-  // Tiles of rows of all heads that share the keys, one head behind the other.
-  const int of_head = first_row < end_row ? (end_row - first_row + kPassingRows - 1) / kPassingRows : 0;
-
+  const int group = args.num_q_heads / args.num_kv_heads;
   // Read from one lane, so that the compiler knows it to be the same in all.
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
     barrier_init(&smem.kept_full, 1);
+    barrier_init(&smem.kept_empty, 4 * kConsumers);
     for (int i = 0; i < kQStages; ++i) {
       barrier_init(&smem.q_full[i], 1);
       barrier_init(&smem.q_empty[i], 4 * kConsumers);
@@ -772,6 +796,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       barrier_init(&smem.dout_full[i], 1);
       barrier_init(&smem.dout_empty[i], 4 * kConsumers);
     }
+    for (int i = 0; i < kDsStages; ++i) barrier_init(&smem.gradients_full[i], 4 * kConsumers);
     fence_barrier_init();
   }
   wait_for_earlier_launches();
@@ -780,182 +805,239 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
   PipelineState<kQStages> q_pipe;
   PipelineState<kDoutStages> dout_pipe;
+  unsigned kept_phase = 0;
+  const int count = Turn::count(args);
   if (warp < 4) {
     give_registers<24>();
-    if (warp != 0 || of_head == 0 || !elect_one()) return;
+    if (warp != 0 || !elect_one()) return;
+    prefetch_map(&maps.k);
+    prefetch_map(&maps.v);
     prefetch_map(&maps.q);
     prefetch_map(&maps.dout);
-    barrier_expect(&smem.kept_full, sizeof(smem.k) + sizeof(smem.v));
-    load_rows<kBc, kKeyBox, kDChunks>(smem.k, &maps.k, &smem.kept_full, first_key, kv_head, batch);
-    load_rows<kBc, kKeyBox, kDvChunks>(smem.v, &maps.v, &smem.kept_full, first_key, kv_head, batch);
-    for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-      for (int n = 0, first = first_row; n < of_head; ++n, first += kPassingRows) {
-        Barrier* const q_full = &smem.q_full[q_pipe.stage];
-        barrier_wait(&smem.q_empty[q_pipe.stage], q_pipe.phase ^ 1);
-        barrier_expect(q_full, sizeof(smem.q[0]) + sizeof(smem.lse[0]));
-        load_rows<kPassingRows, kRowBox, kDChunks>(smem.q[q_pipe.stage], &maps.q, q_full, first, head, batch);
-        bulk_load(smem.lse[q_pipe.stage], lse_of(args, batch, head) + first, sizeof(smem.lse[0]), q_full);
-        q_pipe.advance();
-        Barrier* const dout_full = &smem.dout_full[dout_pipe.stage];
-        barrier_wait(&smem.dout_empty[dout_pipe.stage], dout_pipe.phase ^ 1);
-        barrier_expect(dout_full, sizeof(smem.dout[0]) + sizeof(smem.delta[0]));
-        load_rows<kPassingRows, kRowBox, kDvChunks>(
-            smem.dout[dout_pipe.stage], &maps.dout, dout_full, first, head, batch);
-        bulk_load(smem.delta[dout_pipe.stage], delta_of(args, batch, head) + first, sizeof(smem.delta[0]), dout_full);
-        dout_pipe.advance();
+#pragma unroll 1
+    for (int number = blockIdx.x; number < count; number += gridDim.x) {
+      const Turn turn(args, number);
+      const int batch = turn.batch;
+      bool is_kept = false;
+#pragma unroll 1
+      for (int head = turn.kv_head * group; head < (turn.kv_head + 1) * group; ++head) {
+#pragma unroll 1
+        for (int n = 0, first = turn.first_row; n < turn.of_head; ++n, first += kPassingRows) {
+          Barrier* const q_full = &smem.q_full[q_pipe.stage];
+          barrier_wait(&smem.q_empty[q_pipe.stage], q_pipe.phase ^ 1);
+          barrier_expect(q_full, sizeof(smem.q[0]) + sizeof(smem.lse[0]));
+          load_rows<kPassingRows, kRowBox, kDChunks>(smem.q[q_pipe.stage], &maps.q, q_full, first, head, batch);
+          bulk_load(smem.lse[q_pipe.stage], lse_of(args, batch, head) + first, sizeof(smem.lse[0]), q_full);
+          q_pipe.advance();
+          Barrier* const dout_full = &smem.dout_full[dout_pipe.stage];
+          barrier_wait(&smem.dout_empty[dout_pipe.stage], dout_pipe.phase ^ 1);
+          barrier_expect(dout_full, sizeof(smem.dout[0]) + sizeof(smem.delta[0]));
+          load_rows<kPassingRows, kRowBox, kDvChunks>(
+              smem.dout[dout_pipe.stage], &maps.dout, dout_full, first, head, batch);
+          bulk_load(smem.delta[dout_pipe.stage], delta_of(args, batch, head) + first, sizeof(smem.delta[0]), dout_full);
+          dout_pipe.advance();
+          if (is_kept) continue;
+          // Rows have room sooner than keys, of which the turn before has need until its end.
+          is_kept = true;
+          barrier_wait(&smem.kept_empty, kept_phase ^ 1);
+          barrier_expect(&smem.kept_full, sizeof(smem.k) + sizeof(smem.v));
+          load_rows<kBc, kKeyBox, kDChunks>(smem.k, &maps.k, &smem.kept_full, turn.first_key, turn.kv_head, batch);
+          load_rows<kBc, kKeyBox, kDvChunks>(smem.v, &maps.v, &smem.kept_full, turn.first_key, turn.kv_head, batch);
+          kept_phase ^= 1;
+        }
       }
     }
     return;
   }
   take_registers<240>();
-  const int consumer = warp / 4 - 1, lane = threadIdx.x % 32;
-  const int own = consumer * 64;  // the consumer's first key here
-  const int own_key = first_key + own + warp % 4 * 16 + lane / 4;  // the thread's first
-  unsigned kept_k[kDSteps][4];
-  unsigned kept_v[kDvSteps][4];
-  const float scale = args.scale * kLog2e;
-  float sum_k[kD / 2] = {}, sum_v[kDv / 2] = {};
-  const int share_row = consumer * kShareTiles * 64;  // a consumer's share of each tile of rows begins there
-  const unsigned long long all_keys = descriptor(smem.k, sizeof(KeptKeys));
-  int ds_stage = 0;
-  int left = of_head * group;  // tiles
-  if (left > 0) {
-    int head = kv_head * group, first = first_row;
-    // Where a warp adds its share of a tile.
-    float* place = query_sum_at(query_sums_of(args, batch, head), (first + share_row) / 16 + warp % 4, 0);
-    float gradient[kWeighedRows / 2];
-    // Makes the gradients of the scores of a part of a tile, and adds what it makes of those of values;
-    // `beside_scores` is done while scores are made, `beside_others` while gradients of weights are.
-    const auto make_gradients = [&](int part, auto beside_scores, auto beside_others) {
-      const int first_of_part = first + part * kWeighedRows, step = part * (kWeighedRows / 16);
-      const unsigned long long all_dout_desc = descriptor(smem.dout[dout_pipe.stage], sizeof(PassingRows));
-      const unsigned long long q_desc = step_of_keys(descriptor(smem.q[q_pipe.stage]), step);
-      const unsigned long long dout_desc = step_of_keys(all_dout_desc, step);
-      float s[kWeighedRows / 2];
-      unsigned weights[kWeighedRows / 16][4];
-      if (part == 0) barrier_wait(&smem.q_full[q_pipe.stage], q_pipe.phase);
-      start_products<PassingRows>(s, kept_k, q_desc);
-      beside_scores();
-      if (part == 0) barrier_wait(&smem.dout_full[dout_pipe.stage], dout_pipe.phase);
-      start_products<PassingRows>(gradient, kept_v, dout_desc);
-      beside_others();
-      wgmma_wait<1>();
-      hold(s);
-      const bool partial = is_partial(args, batch, first_of_part, first_of_part + kWeighedRows, first_key, first_key + kBc);
-      const auto weigh_all = [&](auto masked) {
-        constexpr bool kMasked = decltype(masked)::value;
+  PipelineState<kDsStages> ds_pipe;
+#pragma unroll 1
+  for (int number = blockIdx.x; number < count; number += gridDim.x) {
+    const Turn turn(args, number);
+    const int batch = turn.batch, kv_head = turn.kv_head, first_key = turn.first_key;
+    const int first_row = turn.first_row, of_head = turn.of_head;
+    const int consumer = warp / 4 - 1, lane = threadIdx.x % 32;
+    const int own = consumer * 64;  // the consumer's first key here
+    const int own_key = first_key + own + warp % 4 * 16 + lane / 4;  // the thread's first
+    unsigned kept_k[kDSteps][4];
+    unsigned kept_v[kDvSteps][4];
+    const float scale = args.scale * kLog2e;
+    float sum_k[kD / 2] = {}, sum_v[kDv / 2] = {};
+    const int share_row = consumer * kShareTiles * 64;  // a consumer's share of each tile of rows begins there
+    const unsigned long long all_keys = descriptor(smem.k, sizeof(KeptKeys));
+    int left = of_head * group;  // tiles
+    if (left > 0) {
+      int head = kv_head * group, first = first_row;
+      // Where a warp adds its share of a tile.
+      float* place = query_sum_at(query_sums_of(args, batch, head), (first + share_row) / 16 + warp % 4, 0);
+      float gradient[kWeighedRows / 2];
+      // Makes the gradients of the scores of a part of a tile, and adds what it makes of those of values;
+      // `beside_scores` is done while scores are made, `beside_others` while gradients of weights are;
+      // `finish` waits for what it has started, or for all but what it starts itself.
+      const auto make_gradients = [&](int part, auto beside_scores, auto beside_others, auto finish) {
+        const int first_of_part = first + part * kWeighedRows, step = part * (kWeighedRows / 16);
+        const unsigned long long all_dout_desc = descriptor(smem.dout[dout_pipe.stage], sizeof(PassingRows));
+        const unsigned long long q_desc = step_of_keys(descriptor(smem.q[q_pipe.stage]), step);
+        const unsigned long long dout_desc = step_of_keys(all_dout_desc, step);
+        float s[kWeighedRows / 2];
+        unsigned weights[kWeighedRows / 16][4];
+        if (part == 0) barrier_wait(&smem.q_full[q_pipe.stage], q_pipe.phase);
+        start_products<PassingRows>(s, kept_k, q_desc);
+        beside_scores();
+        if (part == 0) barrier_wait(&smem.dout_full[dout_pipe.stage], dout_pipe.phase);
+        start_products<PassingRows>(gradient, kept_v, dout_desc);
+        beside_others();
+        wgmma_wait<1>();
+        hold(s);
+        const bool partial = is_partial(args, batch, first_of_part, first_of_part + kWeighedRows, first_key, first_key + kBc);
+        const auto weigh_all = [&](auto masked) {
+          constexpr bool kMasked = decltype(masked)::value;
 #pragma unroll
-        for (int i = 0; i < kWeighedRows / 2; i += 4) {
-          const int column = part * kWeighedRows + i * 2 + lane % 4 * 2;
-          const float2 lse = *reinterpret_cast<const float2*>(smem.lse[q_pipe.stage] + column);
+          for (int i = 0; i < kWeighedRows / 2; i += 4) {
+            const int column = part * kWeighedRows + i * 2 + lane % 4 * 2;
+            const float2 lse = *reinterpret_cast<const float2*>(smem.lse[q_pipe.stage] + column);
 #pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const int row = first + column + e;
-            const KeyRange seen = kMasked ? keys_of(args, batch, row) : KeyRange{};
+            for (int e = 0; e < 2; ++e) {
+              const int row = first + column + e;
+              const KeyRange seen = kMasked ? keys_of(args, batch, row) : KeyRange{};
 #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-              const int at = i + 2 * h + e, key = own_key + 8 * h;
-              float factor = 1.0f;
-              weigh<kMasked>(s[at], factor, args, batch, head, row, key, seen, scale, e ? lse.y : lse.x, 0.0f);
+              for (int h = 0; h < 2; ++h) {
+                const int at = i + 2 * h + e, key = own_key + 8 * h;
+                float factor = 1.0f;
+                weigh<kMasked>(s[at], factor, args, batch, head, row, key, seen, scale, e ? lse.y : lse.x, 0.0f);
+              }
             }
           }
+        };
+        if (partial) {
+          weigh_all(Constant<true>{});
+        } else {
+          weigh_all(Constant<false>{});
         }
-      };
-      if (partial) {
-        weigh_all(Constant<true>{});
-      } else {
-        weigh_all(Constant<false>{});
-      }
-      pack_weights(s, weights);
-      start_sums(sum_v, weights, dout_desc);
-      wgmma_wait<1>();
-      hold(gradient);
-      const float* const delta_of_row = smem.delta[dout_pipe.stage] + part * kWeighedRows + lane % 4 * 2;
-      const auto differentiate = [&](auto masked) {
+        pack_weights(s, weights);
+        start_sums(sum_v, weights, dout_desc);
+        wgmma_wait<1>();
+        hold(gradient);
+        const float* const delta_of_row = smem.delta[dout_pipe.stage] + part * kWeighedRows + lane % 4 * 2;
+        const auto differentiate = [&](auto masked) {
 #pragma unroll
-        for (int i = 0; i < kWeighedRows / 2; i += 4) {
-          const float2 delta = *reinterpret_cast<const float2*>(delta_of_row + i * 2);
+          for (int i = 0; i < kWeighedRows / 2; i += 4) {
+            const float2 delta = *reinterpret_cast<const float2*>(delta_of_row + i * 2);
 #pragma unroll
-          for (int at = i; at < i + 4; ++at) {
-            gradient[at] = s[at] * (gradient[at] - (at % 2 ? delta.y : delta.x));
-            if (decltype(masked)::value && s[at] == 0.0f) gradient[at] = 0.0f;
+            for (int at = i; at < i + 4; ++at) {
+              gradient[at] = s[at] * (gradient[at] - (at % 2 ? delta.y : delta.x));
+              if (decltype(masked)::value && s[at] == 0.0f) gradient[at] = 0.0f;
+            }
           }
+        };
+        if (partial) {
+          differentiate(Constant<true>{});
+        } else {
+          differentiate(Constant<false>{});
         }
+        finish();
+        if (part < 1) return;
+        release(&smem.dout_empty[dout_pipe.stage]);
+        dout_pipe.advance();
       };
-      if (partial) {
-        differentiate(Constant<true>{});
-      } else {
-        differentiate(Constant<false>{});
-      }
-      wgmma_wait<0>();
-      if (part < 1) return;
-      release(&smem.dout_empty[dout_pipe.stage]);
-      dout_pipe.advance();
-    };
-    barrier_wait(&smem.kept_full, 0);
-    take_kept(kept_k, smem.k, own);
-    take_kept(kept_v, smem.v, own);
-    make_gradients(0, [] {}, [] {});
-#pragma unroll 1
-    while (true) {
+      barrier_wait(&smem.kept_full, kept_phase);
+      take_kept(kept_k, smem.k, own);
+      take_kept(kept_v, smem.v, own);
+      const auto nothing = [] {};
+      const auto wait_for_all = [] { wgmma_wait<0>(); };
+      make_gradients(0, nothing, nothing, wait_for_all);
       {
         unsigned gradients[kWeighedRows / 16][4];
         pack_weights(gradient, gradients);
-        store_gradients(smem.gradients[ds_stage][consumer], gradients);
+        store_gradients(smem.gradients[ds_pipe.stage][consumer], gradients);
         const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
         start_sums(sum_k, gradients, q_desc);
-        make_gradients(1, [] {}, [] {});
+        make_gradients(1, nothing, nothing, wait_for_all);
       }
-      if (--left == 0) break;
-      const int first_before = first;
-      Barrier* const q_empty = &smem.q_empty[q_pipe.stage];
+#pragma unroll 1
+      while (--left > 0) {
+        const int first_before = first;
+        Barrier* const q_empty = &smem.q_empty[q_pipe.stage];
+        unsigned gradients[kWeighedRows / 16][4];
+        pack_weights(gradient, gradients);
+        store_gradients(smem.gradients[ds_pipe.stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
+        fence_proxy_async();
+        __syncwarp();
+        release(&smem.gradients_full[ds_pipe.stage]);
+        const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
+        start_sums(sum_k, gradients, step_of_keys(q_desc, 1 * (kWeighedRows / 16)));
+        q_pipe.advance();
+        first += kPassingRows;
+        const bool other_head = first >= first_row + of_head * kPassingRows;
+        if (other_head) first = first_row, ++head;
+        float shares[kShareTiles][kShareColumns / 2];
+        make_gradients(
+            0,
+            [&] {
+              wgmma_wait<1>();
+              release(q_empty);
+            },
+            nothing,
+            [&] {
+              barrier_wait(&smem.gradients_full[ds_pipe.stage], ds_pipe.phase);
+              start_shares(shares, descriptor(smem.gradients[ds_pipe.stage][0] + share_row * kChunk), all_keys);
+              wgmma_wait<1>();
+            });
+        ds_pipe.advance();
+        {
+          unsigned gradients[kWeighedRows / 16][4];
+          pack_weights(gradient, gradients);
+          store_gradients(smem.gradients[ds_pipe.stage][consumer], gradients);
+          const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
+          start_sums(sum_k, gradients, q_desc);
+          make_gradients(
+              1,
+              [&] {
+                wgmma_wait<1>();
+                stage_shares(smem.shares[consumer][warp % 4], shares);
+              },
+              [&] {
+                add_shares(args, place, first_before + share_row + warp % 4 * 16, smem.shares[consumer][warp % 4]);
+              },
+              wait_for_all);
+        }
+        place += kPassingRows * kD;
+        if (other_head) place = query_sum_at(query_sums_of(args, batch, head), (first + share_row) / 16 + warp % 4, 0);
+      }
       unsigned gradients[kWeighedRows / 16][4];
       pack_weights(gradient, gradients);
-      store_gradients(smem.gradients[ds_stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
+      store_gradients(smem.gradients[ds_pipe.stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
+      fence_proxy_async();
+      __syncwarp();
+      release(&smem.gradients_full[ds_pipe.stage]);
       const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
       start_sums(sum_k, gradients, step_of_keys(q_desc, 1 * (kWeighedRows / 16)));
-      fence_proxy_async();
-      named_barrier_sync(kGradientsBarrier, kConsumers * kWarpgroup);
+      barrier_wait(&smem.gradients_full[ds_pipe.stage], ds_pipe.phase);
       float shares[kShareTiles][kShareColumns / 2];
-      start_shares(shares, descriptor(smem.gradients[ds_stage][0] + share_row * kChunk), all_keys);
+      start_shares(shares, descriptor(smem.gradients[ds_pipe.stage][0] + share_row * kChunk), all_keys);
+      wgmma_wait<0>();
+      stage_shares(smem.shares[consumer][warp % 4], shares);
+      add_shares(args, place, first + share_row + warp % 4 * 16, smem.shares[consumer][warp % 4]);
+      release(&smem.q_empty[q_pipe.stage]);
       q_pipe.advance();
-      first += kPassingRows;
-      const bool other_head = first >= first_row + of_head * kPassingRows;
-      if (other_head) first = first_row, ++head;
-      make_gradients(
-          0,
-          [&] {
-            wgmma_wait<1>();
-            release(q_empty);
-            stage_shares(smem.shares[consumer][warp % 4], shares);
-          },
-          [&] {
-            add_shares(args, place, first_before + share_row + warp % 4 * 16, smem.shares[consumer][warp % 4]);
-          });
-      place += kPassingRows * kD;
-      if (other_head) place = query_sum_at(query_sums_of(args, batch, head), (first + share_row) / 16 + warp % 4, 0);
-      ds_stage ^= 1;
+      ds_pipe.advance();
     }
-    unsigned gradients[kWeighedRows / 16][4];
-    pack_weights(gradient, gradients);
-    store_gradients(smem.gradients[ds_stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
-    const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
-    start_sums(sum_k, gradients, step_of_keys(q_desc, 1 * (kWeighedRows / 16)));
-    fence_proxy_async();
-    named_barrier_sync(kGradientsBarrier, kConsumers * kWarpgroup);
-    float shares[kShareTiles][kShareColumns / 2];
-    start_shares(shares, descriptor(smem.gradients[ds_stage][0] + share_row * kChunk), all_keys);
-    wgmma_wait<0>();
-    stage_shares(smem.shares[consumer][warp % 4], shares);
-    add_shares(args, place, first + share_row + warp % 4 * 16, smem.shares[consumer][warp % 4]);
+    hold(sum_k);
+    hold(sum_v);
+    tma_wait_read<0>();
+    if (of_head > 0) {
+      release(&smem.kept_empty);
+      kept_phase ^= 1;
+    }
+    int same = number;
+    forget(same);  // until here registers are for what is added up
+    const Turn made(args, same);
+    const int made_key = made.first_key + own;
+    write_rows(args.dk + made.batch * args.dk_stride_batch + made.kv_head * args.dk_stride_head, args.dk_stride_row, made_key,
+               made.end_key, sum_k, args.scale);
+    write_rows(args.dv + made.batch * args.dv_stride_batch + made.kv_head * args.dv_stride_head, args.dv_stride_row, made_key,
+               made.end_key, sum_v, 1.0f);
   }
-  hold(sum_k);
-  hold(sum_v);
-  tma_wait_read<0>();
-  write_rows(args.dk + batch * args.dk_stride_batch + kv_head * args.dk_stride_head, args.dk_stride_row, first_key + own,
-             end_key, sum_k, args.scale);
-  write_rows(args.dv + batch * args.dv_stride_batch + kv_head * args.dv_stride_head, args.dv_stride_row, first_key + own,
-             end_key, sum_v, 1.0f);
 }
 
 // Gradients of query rows: what all blocks have added up, times scores' scale; a warp writes 16 rows.
@@ -1080,8 +1162,9 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& b
   const cudaError_t status =
       cudaFuncSetAttribute(attention_bf16_d64_backward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
+  const unsigned grid = unsigned(blocks < kMaxBlocks ? blocks : kMaxBlocks);
   cudaLaunchAttribute attribute;
-  const cudaLaunchConfig_t config = configure(unsigned(blocks), kThreads, smem_bytes, stream, attribute, begun);
+  const cudaLaunchConfig_t config = configure(grid, kThreads, smem_bytes, stream, attribute, begun);
   return cudaLaunchKernelEx(&config, attention_bf16_d64_backward_kernel, *args, maps);
 }
 
@@ -1133,4 +1216,4 @@ extern "C" int attention_bf16_d64_backward(const AttentionArgs* args, cudaStream
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 8, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "registers", "q_stages": 2, "dout_stages": 3, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_head", "meeting": "at_once", "ranges": "of_rows", "min_blocks": 1, "turns": "one"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 216064, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "postprocess", "dependent": true}], "digest": "8bf1cf45cc549392", "figures": [1864, 1018]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 8, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "registers", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_section", "meeting": "late", "ranges": "of_rows", "min_blocks": 1, "turns": "fixed"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 199680, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "postprocess", "dependent": true}], "digest": "3d69307b8e2f078c", "figures": [2112, 1058]}

@@ -8,27 +8,30 @@
 // Masks and scores: window. Their numbers and arrays are run-time arguments, too.
 //
 // Family wgmma-backward:
-//   bc = 128                   keys that a block keeps, whose gradients it makes
+//   bc = 64                    keys that a block keeps, whose gradients it makes
 //   apart = false              of 64 keys one warpgroup makes dv and another dk, which takes fewer registers
-//   br = 128                   query rows that pass by them
+//   br = 64                    query rows that pass by them
 //   schedule = together        products with weights: after those of their gradients, beside, or beside a tile ahead
 //   parts = 1                  parts of them whose weights are made one behind the other
 //   kept = shared              what products read from registers: values, or keys as well
 //   q_stages = 2               tiles of queries in shared memory
 //   dout_stages = 2            tiles of gradients of outputs in shared memory
-//   dq_path = bulk             who makes queries' gradients: a launch, or blocks of keys by sums in memory
+//   dq_path = atomics          who makes queries' gradients: a launch, or blocks of keys by sums in memory
 //   ds_stages = 2              tiles of gradients of scores in shared memory, where blocks of keys do
 //   rows = 128                 query rows that a block of the other launch keeps
 //   keys = 64                  keys that pass by them
 //   k_stages = 2               tiles of keys in shared memory
 //   v_stages = 2               tiles of values in shared memory
 //   order = by_head            blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
+//   ranges = of_keys           what masks are told by: the keys that each row sees, or the rows that see each key
+//   min_blocks = 2             blocks per SM, of those that keep keys
+//   turns = free               tiles of keys that a block takes: one, or each so-manieth, or the next whenever it is free
 //
 // Tuned with window of 127 keys before and 0 after.
 //
 // Measured on NVIDIA H200, batch 1, 32 heads, 16384 rows, with a causal mask, window of 127 keys before and 0
-// after: 531.6 us (median), spread 0.2 %, 80.5 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest
-// error per head against float64: 1.6e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by
+// after: 398.8 us (median), spread 0.5 %, 107.3 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest
+// error per head against float64: 1.3e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by
 // flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -40,10 +43,10 @@
 //
 //     flashgen emit bf16_d64_backward_window127x0_causal_b1_h32_n16384.cu \
 //         --device h200 --dtype bf16 --d 64 --backward --causal --window 127,0 --batch 1 --heads 32 \
-//         --seqlen 16384 --family wgmma-backward --set bc=128 --set apart=false --set br=128 \
+//         --seqlen 16384 --family wgmma-backward --set bc=64 --set apart=false --set br=64 \
 //         --set schedule=together --set parts=1 --set kept=shared --set q_stages=2 --set dout_stages=2 \
-//         --set dq_path=bulk --set ds_stages=2 --set rows=128 --set keys=64 --set k_stages=2 \
-//         --set v_stages=2 --set order=by_head
+//         --set dq_path=atomics --set ds_stages=2 --set rows=128 --set keys=64 --set k_stages=2 \
+//         --set v_stages=2 --set order=by_head --set ranges=of_keys --set min_blocks=2 --set turns=free
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -92,16 +95,17 @@ constexpr int kD = 64, kDv = 64;  // head dims of keys and of values
 constexpr int kVec = 8;  // elements that strides must be multiples of, for the copy engine
 
 constexpr int kWarpgroup = 128;  // threads of a warpgroup
-constexpr int kBc = 128;  // keys that a block keeps, whose gradients it makes
-constexpr int kPassingRows = 128;  // query rows that pass by them at a time
-constexpr int kConsumers = 2;  // warpgroups that compute, beside the producer
-constexpr int kThreads = 384;
+constexpr int kBc = 64;  // keys that a block keeps, whose gradients it makes
+constexpr int kPassingRows = 64;  // query rows that pass by them at a time
+constexpr int kConsumers = 1;  // warpgroups that compute, beside the producer
+constexpr int kThreads = 256;
+constexpr int kMaxBlocks = 264;  // as many as run at once
 constexpr int kQStages = 2, kDoutStages = 2;  // tiles of them in shared memory
 constexpr int kDsStages = 2;  // tiles of gradients of scores in shared memory
 constexpr int kShareTiles = 1, kShareColumns = 64;  // of queries' gradients, of 64 rows, by consumer
 constexpr int kGradientsBarrier = 1;  // named: all consumers have written their gradients of scores
 constexpr int kPostprocessRows = 64, kPostprocessThreads = 128;
-constexpr int kRowBox = 128, kKeyBox = 128;  // rows and keys that one copy brings
+constexpr int kRowBox = 64, kKeyBox = 64;  // rows and keys that one copy brings
 constexpr int kStatisticsRows = 32, kStatisticsThreads = 256;
 
 // A tile in shared memory is made of chunks of 64 columns, whose rows of 128 bytes are swizzled.
@@ -121,14 +125,15 @@ struct SharedStorage {
   alignas(1024) PassingRows q[kQStages][kDChunks];
   alignas(1024) PassingRows dout[kDoutStages][kDvChunks];
   alignas(1024) PassingRows gradients[kDsStages][kBc / kChunk];  // of scores, a row for each query row
-  // Sums on their way to memory, by warp.
-  alignas(128) float shares[kConsumers][4][kShareTiles][16 * kShareColumns];
   alignas(16) float lse[kQStages][kPassingRows], delta[kDoutStages][kPassingRows];
   // A stage is full once its bytes have arrived, and empty once every warp of consumers has done with it.
   Barrier kept_full, q_full[kQStages], q_empty[kQStages], dout_full[kDoutStages], dout_empty[kDoutStages];
+  Barrier kept_empty;  // once every warp of consumers has read what it needs of keys and values
+  Barrier next_full, next_empty;  // once the producer has told the next turn, and every warp of consumers has read it
+  int next;
 };
 
-static_assert(sizeof(SharedStorage) == 199680, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 67584, "the size that pruning counted on");
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
@@ -221,22 +226,12 @@ __device__ __forceinline__ void bulk_load(void* shared, const void* global, unsi
       : "memory");
 }
 
-// Adds floats that lie side by side in shared memory to those in global memory, each at once for all who add to it.
-__device__ __forceinline__ void bulk_add(float* global, const float* shared, unsigned bytes) {
-  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
+// Adds four numbers to neighbours in global memory, whoever else adds to them; nobody waits for what they were.
+__device__ __forceinline__ void add_to_sums(float* sums, const float (&x)[4]) {
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
                :
-               : "l"(__cvta_generic_to_global(global)), "r"(shared_address(shared)), "r"(bytes)
+               : "l"(__cvta_generic_to_global(sums)), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
                : "memory");
-}
-
-__device__ __forceinline__ void tma_commit() {
-  asm volatile("cp.async.bulk.commit_group;" : : : "memory");
-}
-
-// Waits until all but the last kGroups groups of this thread's stores have read what they store.
-template <int kGroups>
-__device__ __forceinline__ void tma_wait_read() {
-  asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(kGroups) : "memory");
 }
 
 __device__ __forceinline__ void stmatrix_x4_trans(void* row, const unsigned* m) {
@@ -269,6 +264,12 @@ __device__ __forceinline__ bool elect_one() {
   return elected != 0;
 }
 
+// Makes the compiler forget what it knows of a value: it then works out what follows from it where that is needed,
+// rather than once and for all in a register each.
+__device__ __forceinline__ void forget(int& value) {
+  asm volatile("" : "+r"(value));
+}
+
 // Orders what this warpgroup's threads wrote to registers before its next products.
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
@@ -294,27 +295,21 @@ __device__ __forceinline__ void hold(float (&registers)[n]) {
 
 // D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. Products along the columns of both factors read
 // them from shared memory; sums have their weights in registers and what they weigh by rows.
-__device__ __forceinline__ void wgmma_m64n128k16_bf16_ss(
-    float (&d)[64], unsigned long long a, unsigned long long b, bool accumulate) {
+__device__ __forceinline__ void wgmma_m64n64k16_bf16_ss(
+    float (&d)[32], unsigned long long a, unsigned long long b, bool accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      "setp.ne.b32 p, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "setp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "%64, %65, p, 1, 1, 0, 0;\n"
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "%32, %33, p, 1, 1, 0, 0;\n"
       "}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
       : "l"(a), "l"(b), "r"(int(accumulate)));
 }
 
@@ -407,15 +402,6 @@ __device__ __forceinline__ int end_key_of(const AttentionArgs& args, int batch, 
   return max(0, end);
 }
 
-// What a row sees of the keys, a predicate aside: none where it is not there.
-struct KeyRange {
-  int begin, end;
-};
-__device__ __forceinline__ KeyRange keys_of(const AttentionArgs& args, int batch, int row) {
-  if (row >= args.seqlen_q) return {0, 0};
-  return {first_key_of(args, batch, row), end_key_of(args, batch, row)};
-}
-
 // The rows that see some of the keys [first_key, end_key): neighbours, for bounds rise with rows.
 __device__ __forceinline__ void find_rows(
     const AttentionArgs& args, int batch, int first_key, int end_key, int& first_row, int& end_row) {
@@ -433,18 +419,39 @@ __device__ __forceinline__ void find_rows(
   end_row = below;
 }
 
+// The rows that see a key, a predicate aside: none where it is not there.
+struct RowRange {
+  int begin, end;
+};
+// `first_row` and `end_row`: no others see it.
+__device__ __forceinline__ RowRange rows_of(
+    const AttentionArgs& args, int batch, int key, int first_row, int end_row) {
+  int begin = first_row, above = end_row;
+  while (begin < above) {  // the first row that does not end before the key
+    const int middle = begin + (above - begin) / 2;
+    if (end_key_of(args, batch, middle) > key) above = middle; else begin = middle + 1;
+  }
+  int end = begin;
+  above = end_row;
+  while (end < above) {  // and the first that begins behind it
+    const int middle = end + (above - end) / 2;
+    if (first_key_of(args, batch, middle) > key) above = middle; else end = middle + 1;
+  }
+  return {begin, end};
+}
+
 // Of each row, its log-sum-exp in powers of two (infinity where it sees nothing, and so weighs nothing), and what its
 // scores' gradients are less by.
 // A head's last tile, which is copied as a whole, is filled up with rows that weigh nothing, too.
 __device__ __forceinline__ int filled_rows(const AttentionArgs& args) {
-  return (args.seqlen_q + 127) / 128 * 128;
+  return (args.seqlen_q + 63) / 64 * 64;
 }
 __device__ __forceinline__ float* lse_of(const AttentionArgs& args, int batch, int head) {
   return args.workspace + (static_cast<long long>(batch) * args.num_q_heads + head) * filled_rows(args);
 }
 __device__ __forceinline__ float* delta_of(const AttentionArgs& args, int batch, int head) {
   return lse_of(args, batch, head) +
-         ((static_cast<long long>(args.batch)) * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64;
+         ((static_cast<long long>(args.batch)) * args.num_q_heads * ((args.seqlen_q + 63) / 64 * 64) + 63) / 64 * 64;
 }
 // Sums of the gradients of a head's queries, before scores' scale: tiles of 16 rows by 8 columns, as products leave them.
 __device__ __forceinline__ long long num_query_sums(const AttentionArgs& args) {
@@ -452,8 +459,8 @@ __device__ __forceinline__ long long num_query_sums(const AttentionArgs& args) {
 }
 __device__ __forceinline__ float* query_sums_of(const AttentionArgs& args, int batch, int head) {
   const long long batches = args.batch;
-  return args.workspace + (batches * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
-         (batches * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
+  return args.workspace + (batches * args.num_q_heads * ((args.seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
+         (batches * args.num_q_heads * ((args.seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
          (static_cast<long long>(batch) * args.num_q_heads + head) * num_query_sums(args);
 }
 // Where a tile of them begins for a lane, whose next numbers are neighbours.
@@ -463,14 +470,14 @@ __device__ __forceinline__ float* query_sum_at(float* sums, int row_tile, int co
 }
 
 // Turns a product of a row and a key into its weight, and the gradient of the weight into that of the product, but for
-// the scale of scores. `masked`: the row may not see the key, which then is none of those `seen`.
+// the scale of scores. `masked`: the row may not see the key, and then is none of those that `see` it.
 template <bool masked>
 __device__ __forceinline__ void weigh(
-    float& s, float& gradient, const AttentionArgs& args, int batch, int head, int row, int key, KeyRange seen,
+    float& s, float& gradient, const AttentionArgs& args, int batch, int head, int row, int key, RowRange see,
     float scale, float lse, float delta) {
   s = exp2f(fmaf(s, scale, -lse));
   if (masked) {
-    const bool sees_key = key >= seen.begin && key < seen.end;
+    const bool sees_key = row >= see.begin && row < see.end;
     s = sees_key ? s : 0.0f;
   }
   gradient = s * (gradient - delta);
@@ -492,8 +499,8 @@ __device__ __forceinline__ bool is_partial(
 
 // One step of products along columns, and of sums.
 __device__ __forceinline__ void multiply(
-    float (&s)[64], unsigned long long a, unsigned long long b, bool accumulate) {
-  wgmma_m64n128k16_bf16_ss(s, a, b, accumulate);
+    float (&s)[32], unsigned long long a, unsigned long long b, bool accumulate) {
+  wgmma_m64n64k16_bf16_ss(s, a, b, accumulate);
 }
 __device__ __forceinline__ void multiply(float (&sum)[32], const unsigned (&a)[4], unsigned long long b) {
   wgmma_m64n64k16_bf16_rs_trans(sum, a, b, true);
@@ -544,6 +551,34 @@ __device__ __forceinline__ void load_rows(
 // A warp has done with a stage.
 __device__ __forceinline__ void release(Barrier* empty) {
   if (threadIdx.x % 32 == 0) barrier_arrive(empty);
+}
+
+// The keys that a block takes in a turn, of a head, and the rows that see some of them: so many tiles of each query head.
+struct Turn {
+  int batch, kv_head, first_key, end_key, first_row, end_row, of_head;
+
+  __device__ __forceinline__ Turn(const AttentionArgs& args, int number) {
+    const int tiles = tiles_of_keys(args);
+    first_key = number % tiles * kBc;
+    kv_head = number / tiles % args.num_kv_heads;
+    batch = number / tiles / args.num_kv_heads;
+    end_key = min(first_key + kBc, args.seqlen_k);
+    find_rows(args, batch, first_key, end_key, first_row, end_row);
+    first_row -= first_row % kPassingRows;
+    of_head = first_row < end_row ? (end_row - first_row + kPassingRows - 1) / kPassingRows : 0;
+  }
+
+  static __device__ __forceinline__ int tiles_of_keys(const AttentionArgs& args) {
+    return (args.seqlen_k + kBc - 1) / kBc;
+  }
+  static __device__ __forceinline__ int count(const AttentionArgs& args) {
+    return args.batch * args.num_kv_heads * tiles_of_keys(args);
+  }
+};
+
+// How many turns have been taken beside the first ones of all blocks: behind the sums of all heads.
+__device__ __forceinline__ int* turns_taken(const AttentionArgs& args) {
+  return reinterpret_cast<int*>(query_sums_of(args, args.batch, 0));
 }
 
 // Four neighbouring lanes have each a part of four chunks: gives each all parts of one.
@@ -619,35 +654,19 @@ __device__ __forceinline__ void start_shares(
   wgmma_commit();
 }
 
-// Brings a warp's share to shared memory, as it shall lie in memory, once it is made.
-__device__ __forceinline__ void stage_shares(
-    float (&staged)[kShareTiles][16 * kShareColumns], float (&shares)[kShareTiles][kShareColumns / 2]) {
-  const int lane = threadIdx.x % 32;
-  if (lane == 0) tma_wait_read<0>();  // what was there has gone
-  __syncwarp();
+// Adds a warp's share, of rows from `first_row` on, to sums, once it is made; `place`: where its columns begin for the lane.
+__device__ __forceinline__ void add_shares(
+    const AttentionArgs& args, float* place, int first_row, float (&shares)[kShareTiles][kShareColumns / 2]) {
 #pragma unroll
   for (int tile = 0; tile < kShareTiles; ++tile) {
     hold(shares[tile]);
+    if (first_row + 64 * tile >= args.seqlen_q) break;
 #pragma unroll
     for (int i = 0; i < kShareColumns / 2; i += 4) {
-      *reinterpret_cast<float4*>(staged[tile] + i * 32 + lane * 4) =
-          make_float4(shares[tile][i], shares[tile][i + 1], shares[tile][i + 2], shares[tile][i + 3]);
+      const float four[4] = {shares[tile][i], shares[tile][i + 1], shares[tile][i + 2], shares[tile][i + 3]};
+      add_to_sums(place + tile * 64 * kD + i * 32, four);
     }
   }
-}
-
-// Has the copy engine add a warp's share, of rows from `first_row` on, to sums; `place`: where its columns of them begin.
-__device__ __forceinline__ void add_shares(
-    const AttentionArgs& args, float* place, int first_row, const float (&staged)[kShareTiles][16 * kShareColumns]) {
-  fence_proxy_async();
-  __syncwarp();
-  if (threadIdx.x % 32 != 0) return;
-#pragma unroll
-  for (int tile = 0; tile < kShareTiles; ++tile) {
-    if (first_row + 64 * tile >= args.seqlen_q) break;
-    bulk_add(place + tile * 64 * kD, staged[tile], kShareColumns * 16 * sizeof(float));
-  }
-  tma_commit();
 }
 
 // Leaves of each row its log-sum-exp and the sum of dout * o, less the gradient of the log-sum-exp; 8 lanes do a row.
@@ -655,6 +674,7 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
     attention_bf16_d64_backward_window_statistics(const AttentionArgs args) {
   let_next_launch_begin();
 
+  if (blockIdx.x == 0 && threadIdx.x == 0) *turns_taken(args) = 0;
   // Neighbouring elements, moved by one access.
   struct alignas(16) Elements {
     __nv_bfloat16 at[8];
@@ -707,25 +727,19 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
   }
 }
 
-// Gradients of keys and values: the block keeps kBc of them and the rows that see some pass by. Each consumer has 64 keys.
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
+// Gradients of keys and values: a block keeps kBc of them at a time, 64 for each consumer, and the rows that see some pass by.
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
     attention_bf16_d64_backward_window_kernel(const AttentionArgs args, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
-  const int tiles = (args.seqlen_k + kBc - 1) / kBc, group = args.num_q_heads / args.num_kv_heads;
-  const int first_key = int(blockIdx.x) % tiles * kBc, kv_head = int(blockIdx.x) / tiles % args.num_kv_heads;
-  const int batch = int(blockIdx.x) / tiles / args.num_kv_heads;
-  const int end_key = min(first_key + kBc, args.seqlen_k);
-  int first_row, end_row;
-  find_rows(args, batch, first_key, end_key, first_row, end_row);
-  first_row -= first_row % kPassingRows;
-  // Tiles of rows of all heads that share the keys, one head behind the other.
-  const int of_head = first_row < end_row ? (end_row - first_row + kPassingRows - 1) / kPassingRows : 0;
-
+  const int group = args.num_q_heads / args.num_kv_heads;
   // Read from one lane, so that the compiler knows it to be the same in all.
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
     barrier_init(&smem.kept_full, 1);
+    barrier_init(&smem.kept_empty, 4 * kConsumers);
+    barrier_init(&smem.next_full, 1);
+    barrier_init(&smem.next_empty, 4 * kConsumers);
     for (int i = 0; i < kQStages; ++i) {
       barrier_init(&smem.q_full[i], 1);
       barrier_init(&smem.q_empty[i], 4 * kConsumers);
@@ -742,120 +756,161 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
   PipelineState<kQStages> q_pipe;
   PipelineState<kDoutStages> dout_pipe;
+  unsigned kept_phase = 0, next_phase = 0;
+  const int count = Turn::count(args);
   if (warp < 4) {
     give_registers<24>();
-    if (warp != 0 || of_head == 0 || !elect_one()) return;
+    if (warp != 0 || !elect_one()) return;
+    prefetch_map(&maps.k);
+    prefetch_map(&maps.v);
     prefetch_map(&maps.q);
     prefetch_map(&maps.dout);
-    barrier_expect(&smem.kept_full, sizeof(smem.k) + sizeof(smem.v));
-    load_rows<kBc, kKeyBox, kDChunks>(smem.k, &maps.k, &smem.kept_full, first_key, kv_head, batch);
-    load_rows<kBc, kKeyBox, kDvChunks>(smem.v, &maps.v, &smem.kept_full, first_key, kv_head, batch);
-    for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-      for (int n = 0, first = first_row; n < of_head; ++n, first += kPassingRows) {
-        Barrier* const q_full = &smem.q_full[q_pipe.stage];
-        barrier_wait(&smem.q_empty[q_pipe.stage], q_pipe.phase ^ 1);
-        barrier_expect(q_full, sizeof(smem.q[0]) + sizeof(smem.lse[0]));
-        load_rows<kPassingRows, kRowBox, kDChunks>(smem.q[q_pipe.stage], &maps.q, q_full, first, head, batch);
-        bulk_load(smem.lse[q_pipe.stage], lse_of(args, batch, head) + first, sizeof(smem.lse[0]), q_full);
-        q_pipe.advance();
-        Barrier* const dout_full = &smem.dout_full[dout_pipe.stage];
-        barrier_wait(&smem.dout_empty[dout_pipe.stage], dout_pipe.phase ^ 1);
-        barrier_expect(dout_full, sizeof(smem.dout[0]) + sizeof(smem.delta[0]));
-        load_rows<kPassingRows, kRowBox, kDvChunks>(
-            smem.dout[dout_pipe.stage], &maps.dout, dout_full, first, head, batch);
-        bulk_load(smem.delta[dout_pipe.stage], delta_of(args, batch, head) + first, sizeof(smem.delta[0]), dout_full);
-        dout_pipe.advance();
+#pragma unroll 1
+    for (int number = blockIdx.x, next; number < count; number = next) {
+      next = gridDim.x + atomicAdd(turns_taken(args), 1);
+      const Turn turn(args, number);
+      const int batch = turn.batch;
+      bool is_kept = false;
+#pragma unroll 1
+      for (int head = turn.kv_head * group; head < (turn.kv_head + 1) * group; ++head) {
+#pragma unroll 1
+        for (int n = 0, first = turn.first_row; n < turn.of_head; ++n, first += kPassingRows) {
+          Barrier* const q_full = &smem.q_full[q_pipe.stage];
+          barrier_wait(&smem.q_empty[q_pipe.stage], q_pipe.phase ^ 1);
+          barrier_expect(q_full, sizeof(smem.q[0]) + sizeof(smem.lse[0]));
+          load_rows<kPassingRows, kRowBox, kDChunks>(smem.q[q_pipe.stage], &maps.q, q_full, first, head, batch);
+          bulk_load(smem.lse[q_pipe.stage], lse_of(args, batch, head) + first, sizeof(smem.lse[0]), q_full);
+          q_pipe.advance();
+          Barrier* const dout_full = &smem.dout_full[dout_pipe.stage];
+          barrier_wait(&smem.dout_empty[dout_pipe.stage], dout_pipe.phase ^ 1);
+          barrier_expect(dout_full, sizeof(smem.dout[0]) + sizeof(smem.delta[0]));
+          load_rows<kPassingRows, kRowBox, kDvChunks>(
+              smem.dout[dout_pipe.stage], &maps.dout, dout_full, first, head, batch);
+          bulk_load(smem.delta[dout_pipe.stage], delta_of(args, batch, head) + first, sizeof(smem.delta[0]), dout_full);
+          dout_pipe.advance();
+          if (is_kept) continue;
+          // Rows have room sooner than keys, of which the turn before has need until its end.
+          is_kept = true;
+          barrier_wait(&smem.kept_empty, kept_phase ^ 1);
+          barrier_expect(&smem.kept_full, sizeof(smem.k) + sizeof(smem.v));
+          load_rows<kBc, kKeyBox, kDChunks>(smem.k, &maps.k, &smem.kept_full, turn.first_key, turn.kv_head, batch);
+          load_rows<kBc, kKeyBox, kDvChunks>(smem.v, &maps.v, &smem.kept_full, turn.first_key, turn.kv_head, batch);
+          kept_phase ^= 1;
+        }
       }
+      barrier_wait(&smem.next_empty, next_phase ^ 1);
+      smem.next = next;
+      barrier_arrive(&smem.next_full);
+      next_phase ^= 1;
     }
     return;
   }
-  take_registers<240>();
-  const int consumer = warp / 4 - 1, lane = threadIdx.x % 32;
-  const int own = consumer * 64;  // the consumer's first key here
-  const int own_key = first_key + own + warp % 4 * 16 + lane / 4;  // the thread's first
-  const unsigned long long k_desc = descriptor(smem.k[0] + own * kChunk);
-  const unsigned long long v_desc = descriptor(smem.v[0] + own * kChunk);
-  const float scale = args.scale * kLog2e;
-  float sum_k[kD / 2] = {}, sum_v[kDv / 2] = {};
-  const int share_row = consumer * kShareTiles * 64;  // a consumer's share of each tile of rows begins there
-  const unsigned long long all_keys = descriptor(smem.k, sizeof(KeptKeys));
+  take_registers<232>();
   int ds_stage = 0;
+#pragma unroll 1
+  for (int number = blockIdx.x; number < count;) {
+    const Turn turn(args, number);
+    const int batch = turn.batch, kv_head = turn.kv_head, first_key = turn.first_key;
+    const int first_row = turn.first_row, end_row = turn.end_row, of_head = turn.of_head;
+    const int consumer = warp / 4 - 1, lane = threadIdx.x % 32;
+    const int own = consumer * 64;  // the consumer's first key here
+    const int own_key = first_key + own + warp % 4 * 16 + lane / 4;  // the thread's first
+    const RowRange rows_of_own = rows_of(args, batch, own_key, first_row, end_row);
+    const RowRange rows_of_other = rows_of(args, batch, own_key + 8, first_row, end_row);
+    const unsigned long long k_desc = descriptor(smem.k[0] + own * kChunk);
+    const unsigned long long v_desc = descriptor(smem.v[0] + own * kChunk);
+    const float scale = args.scale * kLog2e;
+    float sum_k[kD / 2] = {}, sum_v[kDv / 2] = {};
+    const int share_row = consumer * kShareTiles * 64;  // a consumer's share of each tile of rows begins there
+    const unsigned long long all_keys = descriptor(smem.k, sizeof(KeptKeys));
 
-  if (of_head > 0) {
-    barrier_wait(&smem.kept_full, 0);
-  }
+    if (of_head > 0) {
+      barrier_wait(&smem.kept_full, kept_phase);
+    }
 #pragma unroll 1
-  for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-    float* const sums = query_sums_of(args, batch, head);
+    for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+      float* const sums = query_sums_of(args, batch, head);
 #pragma unroll 1
-    for (int n = 0, first = first_row; n < of_head; ++n, first += kPassingRows) {
-      const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
-      const unsigned long long dout_desc = descriptor(smem.dout[dout_pipe.stage], sizeof(PassingRows));
-      float s[kPassingRows / 2], gradient[kPassingRows / 2];
-      unsigned weights[kPassingRows / 16][4], gradients[kPassingRows / 16][4];
-      barrier_wait(&smem.q_full[q_pipe.stage], q_pipe.phase);
-      start_products<kDSteps, KeptKeys, PassingRows>(s, k_desc, q_desc);
-      barrier_wait(&smem.dout_full[dout_pipe.stage], dout_pipe.phase);
-      start_products<kDvSteps, KeptKeys, PassingRows>(gradient, v_desc, dout_desc);
-      wgmma_wait<0>();
-      hold(s);
-      hold(gradient);
-      const auto weigh_all = [&](auto masked) {
-        constexpr bool kMasked = decltype(masked)::value;
+      for (int n = 0, first = first_row; n < of_head; ++n, first += kPassingRows) {
+        const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
+        const unsigned long long dout_desc = descriptor(smem.dout[dout_pipe.stage], sizeof(PassingRows));
+        float s[kPassingRows / 2], gradient[kPassingRows / 2];
+        unsigned weights[kPassingRows / 16][4], gradients[kPassingRows / 16][4];
+        barrier_wait(&smem.q_full[q_pipe.stage], q_pipe.phase);
+        start_products<kDSteps, KeptKeys, PassingRows>(s, k_desc, q_desc);
+        barrier_wait(&smem.dout_full[dout_pipe.stage], dout_pipe.phase);
+        start_products<kDvSteps, KeptKeys, PassingRows>(gradient, v_desc, dout_desc);
+        wgmma_wait<0>();
+        hold(s);
+        hold(gradient);
+        const auto weigh_all = [&](auto masked) {
+          constexpr bool kMasked = decltype(masked)::value;
 #pragma unroll
-        for (int i = 0; i < kPassingRows / 2; i += 4) {
-          const int column = i * 2 + lane % 4 * 2;
-          const float2 lse = *reinterpret_cast<const float2*>(smem.lse[q_pipe.stage] + column);
-          const float2 delta = *reinterpret_cast<const float2*>(smem.delta[dout_pipe.stage] + column);
+          for (int i = 0; i < kPassingRows / 2; i += 4) {
+            const int column = i * 2 + lane % 4 * 2;
+            const float2 lse = *reinterpret_cast<const float2*>(smem.lse[q_pipe.stage] + column);
+            const float2 delta = *reinterpret_cast<const float2*>(smem.delta[dout_pipe.stage] + column);
 #pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const int row = first + column + e;
-            const KeyRange seen = kMasked ? keys_of(args, batch, row) : KeyRange{};
+            for (int e = 0; e < 2; ++e) {
+              const int row = first + column + e;
 #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-              const int at = i + 2 * h + e, key = own_key + 8 * h;
-              weigh<kMasked>(s[at], gradient[at], args, batch, head, row, key, seen, scale, e ? lse.y : lse.x,
-                             e ? delta.y : delta.x);
+              for (int h = 0; h < 2; ++h) {
+                const int at = i + 2 * h + e, key = own_key + 8 * h;
+                const RowRange see = h ? rows_of_other : rows_of_own;
+                weigh<kMasked>(s[at], gradient[at], args, batch, head, row, key, see, scale, e ? lse.y : lse.x,
+                               e ? delta.y : delta.x);
+              }
             }
           }
+        };
+        if (is_partial(args, batch, first, first + kPassingRows, first_key, first_key + kBc)) {
+          weigh_all(Constant<true>{});
+        } else {
+          weigh_all(Constant<false>{});
         }
-      };
-      if (is_partial(args, batch, first, first + kPassingRows, first_key, first_key + kBc)) {
-        weigh_all(Constant<true>{});
-      } else {
-        weigh_all(Constant<false>{});
+        pack_weights(s, weights);
+        pack_weights(gradient, gradients);
+        start_sums(sum_v, weights, dout_desc);
+        store_gradients(smem.gradients[ds_stage][consumer], gradients);
+        fence_proxy_async();
+        named_barrier_sync(kGradientsBarrier, kConsumers * kWarpgroup);
+        float shares[kShareTiles][kShareColumns / 2];
+        start_shares(shares, descriptor(smem.gradients[ds_stage][0] + share_row * kChunk), all_keys);
+
+        start_sums(sum_k, gradients, q_desc);
+        wgmma_wait<2>();
+        release(&smem.dout_empty[dout_pipe.stage]);
+        dout_pipe.advance();
+        wgmma_wait<1>();
+        float* const place = query_sum_at(sums, (first + share_row) / 16 + warp % 4, 0);
+        add_shares(args, place, first + share_row + warp % 4 * 16, shares);
+        ds_stage ^= 1;
+
+        wgmma_wait<0>();
+        release(&smem.q_empty[q_pipe.stage]);
+        q_pipe.advance();
       }
-      pack_weights(s, weights);
-      pack_weights(gradient, gradients);
-      start_sums(sum_v, weights, dout_desc);
-      store_gradients(smem.gradients[ds_stage][consumer], gradients);
-      fence_proxy_async();
-      named_barrier_sync(kGradientsBarrier, kConsumers * kWarpgroup);
-      float shares[kShareTiles][kShareColumns / 2];
-      start_shares(shares, descriptor(smem.gradients[ds_stage][0] + share_row * kChunk), all_keys);
-
-      start_sums(sum_k, gradients, q_desc);
-      wgmma_wait<2>();
-      release(&smem.dout_empty[dout_pipe.stage]);
-      dout_pipe.advance();
-      wgmma_wait<1>();
-      stage_shares(smem.shares[consumer][warp % 4], shares);
-      float* const place = query_sum_at(sums, (first + share_row) / 16 + warp % 4, 0);
-      add_shares(args, place, first + share_row + warp % 4 * 16, smem.shares[consumer][warp % 4]);
-      ds_stage ^= 1;
-
-      wgmma_wait<0>();
-      release(&smem.q_empty[q_pipe.stage]);
-      q_pipe.advance();
     }
+    hold(sum_k);
+    hold(sum_v);
+    if (of_head > 0) {
+      release(&smem.kept_empty);
+      kept_phase ^= 1;
+    }
+    int same = number;
+    forget(same);  // until here registers are for what is added up
+    const Turn made(args, same);
+    const int made_key = made.first_key + own;
+    write_rows(args.dk + made.batch * args.dk_stride_batch + made.kv_head * args.dk_stride_head, args.dk_stride_row, made_key,
+               made.end_key, sum_k, args.scale);
+    write_rows(args.dv + made.batch * args.dv_stride_batch + made.kv_head * args.dv_stride_head, args.dv_stride_row, made_key,
+               made.end_key, sum_v, 1.0f);
+    barrier_wait(&smem.next_full, next_phase);
+    number = smem.next;
+    __syncwarp();
+    release(&smem.next_empty);
+    next_phase ^= 1;
   }
-  hold(sum_k);
-  hold(sum_v);
-  tma_wait_read<0>();
-  write_rows(args.dk + batch * args.dk_stride_batch + kv_head * args.dk_stride_head, args.dk_stride_row, first_key + own,
-             end_key, sum_k, args.scale);
-  write_rows(args.dv + batch * args.dv_stride_batch + kv_head * args.dv_stride_head, args.dv_stride_row, first_key + own,
-             end_key, sum_v, 1.0f);
 }
 
 // Gradients of query rows: what all blocks have added up, times scores' scale; a warp writes 16 rows.
@@ -910,9 +965,9 @@ static cudaError_t encode_map(
 extern "C" long long attention_bf16_d64_backward_window_workspace_bytes(const AttentionArgs* args) {
   const long long batch = args->batch, num_q_heads = args->num_q_heads;
   const long long seqlen_q = args->seqlen_q;
-  return 4 * ((batch * num_q_heads * ((seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
-              (batch * num_q_heads * ((seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
-              (batch * num_q_heads * ((seqlen_q + 15) / 16 * 16) * 64 + 63) / 64 * 64);
+  return 4 * ((batch * num_q_heads * ((seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
+              (batch * num_q_heads * ((seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
+              (batch * num_q_heads * ((seqlen_q + 15) / 16 * 16) * 64 + 63) / 64 * 64 + 64);
 }
 
 // How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
@@ -958,30 +1013,31 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& b
   TensorMaps maps;
   const cudaError_t q_status = encode_map(
       &maps.q, args->q, {kD, args->seqlen_q, args->num_q_heads, args->batch},
-      {args->q_stride_row, args->q_stride_head, args->q_stride_batch}, 64, 128,
+      {args->q_stride_row, args->q_stride_head, args->q_stride_batch}, 64, 64,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (q_status != cudaSuccess) return q_status;
   const cudaError_t dout_status = encode_map(
       &maps.dout, args->dout, {kDv, args->seqlen_q, args->num_q_heads, args->batch},
-      {args->dout_stride_row, args->dout_stride_head, args->dout_stride_batch}, 64, 128,
+      {args->dout_stride_row, args->dout_stride_head, args->dout_stride_batch}, 64, 64,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (dout_status != cudaSuccess) return dout_status;
   const cudaError_t k_status = encode_map(
       &maps.k, any_keys ? args->k : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 64, 128,
+      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 64, 64,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (k_status != cudaSuccess) return k_status;
   const cudaError_t v_status = encode_map(
       &maps.v, any_keys ? args->v : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 128,
+      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 64,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (v_status != cudaSuccess) return v_status;
   constexpr size_t smem_bytes = sizeof(SharedStorage);
   const cudaError_t status =
       cudaFuncSetAttribute(attention_bf16_d64_backward_window_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
+  const unsigned grid = unsigned(blocks < kMaxBlocks ? blocks : kMaxBlocks);
   cudaLaunchAttribute attribute;
-  const cudaLaunchConfig_t config = configure(unsigned(blocks), kThreads, smem_bytes, stream, attribute, begun);
+  const cudaLaunchConfig_t config = configure(grid, kThreads, smem_bytes, stream, attribute, begun);
   return cudaLaunchKernelEx(&config, attention_bf16_d64_backward_window_kernel, *args, maps);
 }
 
@@ -1034,4 +1090,4 @@ extern "C" int attention_bf16_d64_backward_window(const AttentionArgs* args, cud
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 1, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 16384, "seqlen_k": 16384, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "scoring": {"window": [127, 0]}, "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "together", "parts": 1, "kept": "shared", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_head", "meeting": "at_once", "ranges": "of_rows", "min_blocks": 1, "turns": "one"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward_window", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 199680, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "postprocess", "dependent": true}], "digest": "bf83d4e9bb0690e6", "figures": [1957, 1165]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 1, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 16384, "seqlen_k": 16384, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "scoring": {"window": [127, 0]}, "backward": true}, "family": "wgmma-backward", "variant": {"bc": 64, "apart": false, "br": 64, "schedule": "together", "parts": 1, "kept": "shared", "q_stages": 2, "dout_stages": 2, "dq_path": "atomics", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_head", "meeting": "at_once", "ranges": "of_keys", "min_blocks": 2, "turns": "free"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward_window", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 256, "smem_bytes": 67584, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 264, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "postprocess", "dependent": true}], "digest": "bc9972edf1d7f61e", "figures": [2266, 1224]}

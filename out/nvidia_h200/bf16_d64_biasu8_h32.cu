@@ -7,26 +7,26 @@
 // Masks and scores: boolean mask. Their numbers and arrays are run-time arguments, too.
 //
 // Family wgmma:
-//   br = 192                   query rows per tile, 64 for each warpgroup that computes
-//   bc = 96                    keys per tile
+//   br = 256                   query rows per tile, 64 for each warpgroup that computes
+//   bc = 64                    keys per tile
 //   persistent = true          blocks stay for several tiles
 //   q_stages = 1               Q tiles in shared memory: 2 bring the next one early
-//   k_stages = 2               K tiles in shared memory
-//   v_stages = 2               V tiles in shared memory
+//   k_stages = 3               K tiles in shared memory
+//   v_stages = 3               V tiles in shared memory
 //   schedule = chained         the next scores: before these outputs, or behind them
-//   q_in_registers = true      keep Q in registers, which relieves shared memory
+//   q_in_registers = false     keep Q in registers, which relieves shared memory
 //   order_of_groups = products what warpgroups do in turns: nothing, products, exponentials
 //   rescale = lazy             when outputs follow the running maximum: once it grew, or always
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
 //   section = 1                heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
 //   o_apart = true             outputs leave by room of their own, beside which the next Q comes
-//   bias_stages = 2            tiles of biases and masks that the copy engine brings, 0: each warp brings its own
+//   seen_bits = true           what a mask hides of single keys comes as bits, left with the lists of tiles
 //
 // Tuned with boolean mask.
 //
-// Measured on NVIDIA H200, batch 4, 32 heads, 4096 rows, with boolean mask: 1.348 ms (median), spread 7.1 %,
-// 366.4 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 2.4e-03.
+// Measured on NVIDIA H200, batch 4, 32 heads, 4096 rows, with boolean mask: 1.116 ms (median), spread 0.6 %,
+// 442.5 TFLOP/s, 96 registers per thread, occupancy 31 %. Largest error per head against float64: 2.3e-03.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -37,10 +37,10 @@
 // Regenerate:
 //
 //     flashgen emit bf16_d64_biasu8_h32.cu \
-//         --device h200 --dtype bf16 --d 64 --bias u8 --heads 32 --family wgmma --set br=192 --set bc=96 \
-//         --set persistent=true --set q_stages=1 --set k_stages=2 --set v_stages=2 --set schedule=chained \
-//         --set q_in_registers=true --set order_of_groups=products --set rescale=lazy --set poly_exp=0 \
-//         --set section=1 --set min_blocks=1 --set o_apart=true --set bias_stages=2
+//         --device h200 --dtype bf16 --d 64 --bias u8 --heads 32 --family wgmma --set br=256 --set bc=64 \
+//         --set persistent=true --set q_stages=1 --set k_stages=3 --set v_stages=3 --set schedule=chained \
+//         --set q_in_registers=false --set order_of_groups=products --set rescale=lazy --set poly_exp=0 \
+//         --set section=1 --set min_blocks=1 --set o_apart=true --set seen_bits=true
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -71,7 +71,7 @@ static_assert(sizeof(AttentionArgs) == 208, "callers from other languages pack t
 
 // The arrays as the copy engine reads and writes them.
 struct TensorMaps {
-  CUtensorMap q, k, v, o, bias;
+  CUtensorMap q, k, v, o;
 };
 
 constexpr bool kCausal = FLASHGEN_CAUSAL;
@@ -84,13 +84,13 @@ constexpr int kD = 64;  // head dim of queries and keys
 constexpr int kDv = 64;  // head dim of values and outputs
 constexpr int kVec = 8;  // elements that strides must be multiples of, for the copy engine
 
-constexpr int kBr = 192;  // query rows per tile: 64 for each consumer
-constexpr int kBc = 96;  // keys per tile
-constexpr int kConsumers = 3;  // warpgroups that compute, beside the producer
+constexpr int kBr = 256;  // query rows per tile: 64 for each consumer
+constexpr int kBc = 64;  // keys per tile
+constexpr int kConsumers = 4;  // warpgroups that compute, beside the producer
 constexpr int kWarpgroup = 128;  // threads of a warpgroup
-constexpr int kThreads = 512;
+constexpr int kThreads = 640;
 constexpr int kMaxBlocks = 132;  // that NVIDIA H200 runs at once, each of which takes several tiles
-constexpr int kKStages = 2, kVStages = 2;  // tiles of K and of V in shared memory
+constexpr int kKStages = 3, kVStages = 3;  // tiles of K and of V in shared memory
 constexpr int kQStages = 1;  // Q tiles in shared memory
 
 // A tile in shared memory is made of chunks of 64 columns, whose rows of 128 bytes are swizzled.
@@ -113,24 +113,6 @@ constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 
-constexpr int kArrayStages = 2;  // tiles of bias in shared memory
-
-// What a block's rows meet of a tile of an array: chunks of columns one after the other, whose rows are swizzled. So what is
-// read at once, the same columns of eight rows, is in different banks.
-template <typename T>
-struct StagedTile {
-  static constexpr int kRowBytes = kBc * sizeof(T);
-  static constexpr int kWidest = 128;
-  static constexpr int kChunkBytes = kRowBytes % kWidest == 0 ? kWidest : kRowBytes & -kRowBytes;
-  static constexpr int kColumns = kChunkBytes / sizeof(T);  // of a chunk
-  alignas(1024) unsigned char bytes[kBr * kRowBytes];
-
-  // Where byte x of a row's columns from byte `first` on is; the bits of both are different ones.
-  static __device__ __forceinline__ int place(int row, int x, int first) {
-    const int swizzle = row * kChunkBytes / 128 % (kChunkBytes / 16) * 16;
-    return first / kChunkBytes * (kBr * kChunkBytes) + ((row * kChunkBytes + (x ^ swizzle)) ^ first % kChunkBytes);
-  }
-};
 using QChunk = Element[64 * kChunk];  // of the 64 rows of one consumer
 using KChunk = Element[kBc * kChunk];
 using VChunk = KChunk;
@@ -142,14 +124,11 @@ struct SharedStorage {
   alignas(1024) OChunk o[kConsumers][kDvChunks];
   alignas(1024) KChunk k[kKStages][kDChunks];
   alignas(1024) VChunk v[kVStages][kDvChunks];
-  // What scores meet of arrays.
-  StagedTile<unsigned char> bias_tiles[kArrayStages];
   // A stage is full once its bytes have arrived, and empty once every consumer has done with it.
   Barrier q_full[kQStages][kConsumers], q_empty[kQStages];
   Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
-  Barrier arrays_full[kArrayStages], arrays_empty[kArrayStages];
 };
-static_assert(sizeof(SharedStorage) == 136192, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 115712, "the size that pruning counted on");
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
@@ -280,13 +259,6 @@ __device__ __forceinline__ bool elect_one() {
   return elected != 0;
 }
 
-__device__ __forceinline__ void ldmatrix_x4(unsigned* m, const void* row) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-               : "r"(address));
-}
-
 __device__ __forceinline__ void stmatrix_x4(void* row, const unsigned* m) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                :
@@ -317,27 +289,24 @@ __device__ __forceinline__ void hold(float (&registers)[n]) {
   for (int i = 0; i < n; ++i) asm volatile("" : "+f"(registers[i]) : : "memory");
 }
 
-// D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. q k^T reads k from shared memory,
+// D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. q k^T reads both factors from shared memory,
 // p v has p in registers and v by rows of n.
-__device__ __forceinline__ void wgmma_m64n96k16_bf16_rs(
-    float (&d)[48], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
+__device__ __forceinline__ void wgmma_m64n64k16_bf16_ss(
+    float (&d)[32], unsigned long long a, unsigned long long b, bool accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      "setp.ne.b32 p, %53, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 "
+      "setp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
-      "{%48, %49, %50, %51}, %52, p, 1, 1, 0;\n"
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "%32, %33, p, 1, 1, 0, 0;\n"
       "}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "l"(a), "l"(b), "r"(int(accumulate)));
 }
 
 __device__ __forceinline__ void wgmma_m64n64k16_bf16_rs_trans(
@@ -426,14 +395,29 @@ __device__ __forceinline__ bool sees(const AttentionArgs& args, int batch, int h
   return bias_at(args, batch, head, row, key) != 0;
 }
 
-constexpr int kListRows = 192;  // query rows that share a list of tiles of keys
+constexpr int kListRows = 256;  // query rows that share a list of tiles of keys
+constexpr int kGroupRows = 64;  // of them those of a warpgroup
+constexpr int kSeenWords = 1;  // of what a thread's rows see of a tile, a bit for each of its scores
+constexpr int kTileWords = kListRows / kGroupRows * kWarpgroup * kSeenWords;  // of what all rows of a list do
+
+// Whether all heads see what the first one does, so that they share its lists.
+__host__ __device__ __forceinline__ bool heads_are_alike(const AttentionArgs& args) {
+  return args.bias_stride_1 == 0;
+}
 
 // The tiles of keys that some of kListRows rows see, in their order: behind their number, of each twice its own, and one
-// more where a row does not see it whole.
+// more where a row does not see it whole. Then, of all tiles, what the rows see of single keys.
 __device__ __forceinline__ int* list_of_tiles(const AttentionArgs& args, int batch, int head, int q_tile) {
   const int q_tiles = (args.seqlen_q + kListRows - 1) / kListRows, key_tiles = (args.seqlen_k + kBc - 1) / kBc;
-  const long long index = (1LL * batch * args.num_q_heads + head) * q_tiles + q_tile;
-  return args.tile_lists + index * (1 + key_tiles);
+  const int first_alike = heads_are_alike(args) ? 0 : head;
+  const long long index = (1LL * first_alike * args.batch + batch) * q_tiles + q_tile;
+  return args.tile_lists + index * (1 + key_tiles * (1LL + kTileWords));
+}
+
+// Where a list has what its rows see of a tile of keys: of each warpgroup, the words of its threads side by side.
+__device__ __forceinline__ int bits_of_tile(const AttentionArgs& args, int key_tile) {
+  const int key_tiles = (args.seqlen_k + kBc - 1) / kBc;
+  return 1 + key_tiles + key_tile * kTileWords;
 }
 
 // The work of one block at a time: kBr query rows of one head, and the keys that they see.
@@ -507,121 +491,37 @@ __device__ __forceinline__ bool has_keys(const AttentionArgs& args, int batch, i
   return first_key_of(args, batch, row) < end_key_of(args, batch, row);
 }
 
-// Hides the keys of a tile that are behind those that a row sees.
+// What a thread's scores of a tile of keys see, a bit for each in their order. They are read a tile ahead, and where they
+// lie before that, while products are made: neither is waited for.
+struct SeenBits {
+  int first;  // the thread's place among what all threads have of a tile
+  int entry;  // what the list says of the tile that is read next
+  unsigned words[kSeenWords];
+  bool is_partial;  // whether some row does not see the tile whole
+
+  __device__ __forceinline__ explicit SeenBits(int first_row) {
+    const int group = first_row / kGroupRows % (kListRows / kGroupRows);
+    first = group * (kSeenWords * kWarpgroup) + int(threadIdx.x) % kWarpgroup;
+  }
+
+  // Finds those of the tile at a place of the list, or at -1, where there is none.
+  __device__ __forceinline__ void find(const Tile& tile, int place) { entry = __ldg(tile.list + 1 + place); }
+
+  // Reads those that were found last.
+  __device__ __forceinline__ void read(const AttentionArgs& args, const Tile& tile) {
+    const int* const bits = tile.list + bits_of_tile(args, entry >> 1) + first;
+    is_partial = entry & 1;
+#pragma unroll
+    for (int i = 0; i < kSeenWords; ++i) words[i] = __ldg(bits + i * kWarpgroup);
+  }
+};
+
+// Hides what rows do not see of a tile.
 template <int n>
-__device__ __forceinline__ void hide_last(float (&s)[n], const SeenKeys& seen, int first_key) {
+__device__ __forceinline__ void hide_unseen(float (&s)[n], const SeenBits& seen_bits) {
 #pragma unroll
-  for (int e = 0; e < 4; ++e) {
-    const int end = seen.end[e / 2] - (first_key + threadIdx.x % 4 * 2 + e % 2);
-#pragma unroll
-    for (int t = 0; t < n / 4; ++t) {
-      if (t * 8 >= end) s[4 * t + e] = -kInfinity;
-    }
-  }
-}
-
-// Whether the copy engine takes bias as it lies: from addresses and by strides of 16 bytes, no step back.
-__host__ __device__ __forceinline__ bool arrays_suit(const AttentionArgs& args) {
-  const long long bias_strides = args.bias_stride_0 | args.bias_stride_1 | args.bias_stride_2;
-  const unsigned long long bytes =
-reinterpret_cast<unsigned long long>(args.bias) | bias_strides;
-  return bytes % 16 == 0 && bias_strides >= 0;
-}
-
-// Starts to copy what a block's rows, from `row` on, meet of the keys from the first one on; zeros for what is not there.
-template <typename T>
-__device__ __forceinline__ void copy_tile(
-    StagedTile<T>& tile, const CUtensorMap* map, Barrier* full, int first_key, int row, int head, int batch) {
-#pragma unroll 1
-  for (int x = 0; x < kBc; x += tile.kColumns) {
-    tma_load(tile.bytes + x * int(kBr * sizeof(T)), map, full, first_key + x, row, head, batch);
-  }
-}
-
-// Copies the same element by element, a warp's lanes side by side: of what begins at `from`, so many `rows` and `keys` are
-// there. Of rows that are all alike, a stride of zero apart, it is the first one.
-template <typename T>
-__device__ __forceinline__ void copy_elements(StagedTile<T>& tile, const T* from, long long stride, int rows, int keys) {
-  const int rows_read = stride == 0 ? 1 : kBr;
-#pragma unroll 1
-  for (int row = 0; row < rows_read; ++row) {
-#pragma unroll
-    for (int key = threadIdx.x % 32; key < kBc; key += 32) {
-      const T value = row < rows && key < keys ? __ldg(from + key) : T(0);
-      *reinterpret_cast<T*>(tile.bytes + tile.place(row, 0, key * int(sizeof(T)))) = value;
-    }
-    from += stride;
-  }
-}
-
-// Brings what a block's rows meet of bias to shared memory as stages become empty, from the last keys to the first: one
-// thread by the copy engine, or a warp.
-__device__ __forceinline__ void bring_arrays(
-    const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, const Tile& tile,
-    PipelineState<kArrayStages>& pipe) {
-  if (arrays_suit(args)) {
-    constexpr unsigned bias_bytes = sizeof(smem.bias_tiles[0]);
-#pragma unroll 1
-    for (int n = tile.last_tile - 1; n >= tile.first_tile; --n) {
-      if (!tile.is_partial(n)) continue;
-      Barrier* const full = &smem.arrays_full[pipe.stage];
-      barrier_wait(&smem.arrays_empty[pipe.stage], pipe.phase ^ 1);
-      barrier_expect(full, bias_bytes);
-      copy_tile(smem.bias_tiles[pipe.stage], &maps.bias, full, tile.key_tile(n) * kBc,
-                args.bias_stride_2 == 0 ? 0 : tile.first_row, args.bias_stride_1 == 0 ? 0 : tile.head,
-                args.bias_stride_0 == 0 ? 0 : tile.batch);
-      pipe.advance();
-    }
-  } else {
-    const auto* const bias = args.bias + tile.batch * args.bias_stride_0 + tile.head * args.bias_stride_1 + tile.first_row * args.bias_stride_2;
-    const int rows = args.seqlen_q - tile.first_row;
-#pragma unroll 1
-    for (int n = tile.last_tile - 1; n >= tile.first_tile; --n) {
-      if (!tile.is_partial(n)) continue;
-      const int first_key = tile.key_tile(n) * kBc, keys = args.seqlen_k - first_key;
-      barrier_wait(&smem.arrays_empty[pipe.stage], pipe.phase ^ 1);
-      copy_elements(smem.bias_tiles[pipe.stage], bias + first_key, args.bias_stride_2, rows, keys);
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) barrier_arrive(&smem.arrays_full[pipe.stage]);
-      pipe.advance();
-    }
-  }
-}
-
-// Reads what four of a thread's scores meet, from a column on: those of its first row or its second (h), two pairs of
-// columns eight apart.
-__device__ __forceinline__ void read_u8(
-    int (&values)[4], const StagedTile<unsigned char>& tile, bool rows_alike, int h, int column) {
-  const int lane = threadIdx.x % 32, first_row = (int(threadIdx.x) - kWarpgroup) / 32 * 16;  // of the warp
-  const int row = rows_alike ? 0 : first_row + 8 * h + lane / 4;
-#pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    const auto* place = tile.bytes + tile.place(row, lane % 4 * 2, column + 8 * j);
-    const unsigned short both = *reinterpret_cast<const unsigned short*>(place);
-    values[2 * j] = both & 0xff;
-    values[2 * j + 1] = both >> 8;
-  }
-}
-
-// Hides the keys of a tile that rows do not see, of those between.
-template <int n>
-__device__ __forceinline__ void hide_unseen(
-    const AttentionArgs& args, const StagedTile<unsigned char>& bias_tile,
-    float (&s)[n], int batch, int head, int first_row, int first_key) {
-  first_key += int(threadIdx.x) % 4 * 2;
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-#pragma unroll
-    for (int first = 0; first < n; first += 8) {
-      int bias_values[4];
-      read_u8(bias_values, bias_tile, args.bias_stride_2 == 0, h, first / 8 * 16);
-#pragma unroll
-      for (int i = first; i < first + 8; ++i) {
-        if (i / 2 % 2 != h) continue;
-        const int bias_value = bias_values[(i - first) / 4 * 2 + i % 2];
-        if (!(bias_value != 0)) s[i] = -kInfinity;
-      }
-    }
+  for (int i = 0; i < n; ++i) {
+    if (!(seen_bits.words[i / 32] >> i % 32 & 1)) s[i] = -kInfinity;
   }
 }
 
@@ -699,12 +599,12 @@ __device__ __forceinline__ void rescale_output(float (&o)[kDv / 2], const float 
 
 // Starts s = q k^T for a consumer's rows and one tile of keys, not scaled.
 __device__ __forceinline__ void start_qk(
-    float (&s)[kBc / 2], const unsigned (&q)[kDSteps][4], unsigned long long k) {
+    float (&s)[kBc / 2], unsigned long long q, unsigned long long k) {
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kDSteps; ++step) {
     const unsigned long long k_step = step_of_columns<KChunk>(k, step);
-    wgmma_m64n96k16_bf16_rs(s, q[step], k_step, step > 0);
+    wgmma_m64n64k16_bf16_ss(s, step_of_columns<QChunk>(q, step), k_step, step > 0);
   }
   wgmma_commit();
 }
@@ -720,18 +620,12 @@ __device__ __forceinline__ void start_pv(float (&o)[kDv / 2], const unsigned (&p
   wgmma_commit();
 }
 
-// A warp's sixteen rows of Q, as operands of sixteen columns each. Maxima are taken of raw scores: a negative scale
-// turns Q's sign instead.
-__device__ __forceinline__ void hold_q(unsigned (&q)[kDSteps][4], const QChunk* staged, int warp, bool negative) {
-  const int lane = threadIdx.x % 32;
-  const int row = warp * 16 + lane % 16;
-#pragma unroll
-  for (int step = 0; step < kDSteps; ++step) {
-    const int piece = (step % 4 * 2 + lane / 16) ^ row % 8;
-    ldmatrix_x4(q[step], staged[step / 4] + row * kChunk + piece * 8);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) q[step][i] ^= negative ? 0x80008000u : 0u;
-  }
+// Turns the sign of a consumer's Q: maxima are taken of raw scores, which a negative scale would turn round.
+__device__ __forceinline__ void negate_q(QChunk* q, int consumer) {
+  unsigned* pairs = reinterpret_cast<unsigned*>(q);
+  for (int i = threadIdx.x % kWarpgroup; i < kDChunks * 64 * kChunk / 2; i += kWarpgroup) pairs[i] ^= 0x80008000u;
+  fence_proxy_async();
+  named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
 }
 
 // An ordered barrier: consumers compute products one after the other, so that one's softmax runs beside
@@ -930,7 +824,6 @@ __device__ __forceinline__ void produce_tile(
 #pragma unroll 1
   for (int consumer = 1; consumer < kConsumers; ++consumer) produce_q(consumer);
   q_pipe.advance();
-#pragma unroll 1
   for (int n = tile.last_tile - 1; n >= tile.first_tile; --n) {
     if (n > tile.first_tile) produce_k(n - 1);
     Barrier* const full = &smem.v_full[v_pipe.stage];
@@ -944,7 +837,7 @@ __device__ __forceinline__ void produce_tile(
 // One consumer's 64 rows of a tile.
 __device__ __forceinline__ void consume_tile(
     const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, const Tile& tile, int consumer,
-    PipelineState<kQStages>& q_pipe, PipelineState<kKStages>& k_pipe, PipelineState<kVStages>& v_pipe, PipelineState<kArrayStages>& array_pipe) {
+    PipelineState<kQStages>& q_pipe, PipelineState<kKStages>& k_pipe, PipelineState<kVStages>& v_pipe) {
   const int warp = threadIdx.x % kWarpgroup / 32, lane = threadIdx.x % 32;
   const bool leader = threadIdx.x % kWarpgroup == 0;
   const int first_row = tile.first_row + 64 * consumer;
@@ -958,7 +851,12 @@ __device__ __forceinline__ void consume_tile(
   // Read from one lane, so that the compiler knows them to be the same in all.
   first_tile = __shfl_sync(0xffffffffu, first_tile, 0);
   last_tile = __shfl_sync(0xffffffffu, last_tile, 0);
-  const int first_partial = end_key_of(args, tile.batch, first_row) / kBc;
+  SeenBits seen_bits(first_row);
+  if (last_tile > first_tile) {
+    seen_bits.find(tile, last_tile - 1);
+    seen_bits.read(args, tile);
+    seen_bits.find(tile, last_tile - 2);
+  }
 // A scale of zero becomes too small to matter, since 0 * infinity is not a number.
   const float scale = args.scale == 0.0f ? 1e-30f : fabsf(args.scale) * kLog2e;
   SoftmaxState softmax;
@@ -973,11 +871,8 @@ __device__ __forceinline__ void consume_tile(
 
   QChunk* q = smem.q[q_pipe.stage][consumer];
   barrier_wait(&smem.q_full[q_pipe.stage][consumer], q_pipe.phase);
-  unsigned q_operands[kDSteps][4];
-  hold_q(q_operands, q, warp, args.scale < 0.0f);
-  // Once all four warps have read theirs, the next Q may come.
-  named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
-  if (leader) barrier_arrive(&smem.q_empty[q_pipe.stage]);
+  if (args.scale < 0.0f) negate_q(q, consumer);
+  const unsigned long long q_desc = descriptor(q);
   const unsigned long long k_desc = descriptor(smem.k), v_desc = descriptor(smem.v, sizeof(VChunk));
   constexpr int kNextK = sizeof(smem.k[0]) >> 4, kNextV = sizeof(smem.v[0]) >> 4;  // as descriptors count
   for (int n = tile.last_tile; n > last_tile; --n) {
@@ -992,12 +887,6 @@ __device__ __forceinline__ void consume_tile(
     named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
     if (leader) barrier_arrive(&smem.v_empty[v_pipe.stage]);
     v_pipe.advance();
-    if (tile.is_partial(n - 1)) {
-      barrier_wait(&smem.arrays_full[array_pipe.stage], array_pipe.phase);
-      __syncwarp();
-      if (lane == 0) barrier_arrive(&smem.arrays_empty[array_pipe.stage]);
-      array_pipe.advance();
-    }
   }
   int n = last_tile - 1;
   if (n >= first_tile) {
@@ -1005,20 +894,17 @@ __device__ __forceinline__ void consume_tile(
     unsigned p[kKeySteps][4];
     barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
     order_wait(consumer);
-    start_qk(s, q_operands, k_desc + k_pipe.stage * kNextK);
+    start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
     order_arrive(consumer);
     wgmma_wait<0>();
     hold(s);
     if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
+    // After the last scores the next Q may come.
+    if (leader && n == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);
     k_pipe.advance();
-    if (tile.is_partial(n)) {
-      barrier_wait(&smem.arrays_full[array_pipe.stage], array_pipe.phase);
-      hide_unseen(args, smem.bias_tiles[array_pipe.stage], s, tile.batch, tile.head, row, tile.key_tile(n) * kBc);
-      if (tile.key_tile(n) >= first_partial) hide_last(s, SeenKeys(args, tile.batch, row), tile.key_tile(n) * kBc);
-      __syncwarp();
-      if (lane == 0) barrier_arrive(&smem.arrays_empty[array_pipe.stage]);
-      array_pipe.advance();
-    }
+    if (seen_bits.is_partial) hide_unseen(s, seen_bits);
+    if (n > first_tile) seen_bits.read(args, tile);
+
     raise_maximum(s, softmax, rescale, scale);
     weigh(s, softmax, scale);
     pack_weights(s, p);
@@ -1029,8 +915,9 @@ __device__ __forceinline__ void consume_tile(
       order_wait(consumer);
       start_pv(o, p, v_desc + v_pipe.stage * kNextV);
       barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
-      start_qk(s, q_operands, k_desc + k_pipe.stage * kNextK);
+      start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
       order_arrive(consumer);
+      seen_bits.find(tile, n - 1);
       wgmma_wait<1>();
       hold(o);
       if (leader) barrier_arrive(&smem.v_empty[v_pipe.stage]);
@@ -1038,15 +925,11 @@ __device__ __forceinline__ void consume_tile(
       wgmma_wait<0>();
       hold(s);
       if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
+      if (leader && n == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);
       k_pipe.advance();
-      if (tile.is_partial(n)) {
-        barrier_wait(&smem.arrays_full[array_pipe.stage], array_pipe.phase);
-        hide_unseen(args, smem.bias_tiles[array_pipe.stage], s, tile.batch, tile.head, row, tile.key_tile(n) * kBc);
-        if (tile.key_tile(n) >= first_partial) hide_last(s, SeenKeys(args, tile.batch, row), tile.key_tile(n) * kBc);
-        __syncwarp();
-        if (lane == 0) barrier_arrive(&smem.arrays_empty[array_pipe.stage]);
-        array_pipe.advance();
-      }
+      if (seen_bits.is_partial) hide_unseen(s, seen_bits);
+      if (n > first_tile) seen_bits.read(args, tile);
+
       if (raise_maximum(s, softmax, rescale, scale)) rescale_output(o, rescale);
       weigh(s, softmax, scale);
       pack_weights(s, p);
@@ -1090,50 +973,76 @@ __device__ __forceinline__ void consume_tile(
   if (leader) {
     store_outputs(maps, staged, tile, first_row);
     tma_commit();
+    if (last_tile == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);  // no scores have done so
   }
   q_pipe.advance();
 }
 
-// Makes the lists, a block each. Its warps classify tiles, 32 at a time, whose places in the list the first of them finds.
-extern "C" __global__ void __launch_bounds__(128) attention_bf16_d64_biasu8_lists(const AttentionArgs args) {
+// Writes what the sixteen rows of a `block` of a list's see of a tile of keys, as far as they are before `end_row`, and says
+// whether one of them sees a key, and does not. The warp's lanes ask for a key each, and keep of what all have found what
+// is their own: two neighbours of every eight columns.
+__device__ __forceinline__ void write_bits(
+    const AttentionArgs& args, int* list, int batch, int list_head, int key_tile, int list_row, int block, int end_row,
+    unsigned char& sees_one, unsigned char& misses_one) {
+  const int lane = threadIdx.x % 32, first_key = key_tile * kBc;
+  unsigned words[kSeenWords] = {};
+  bool any = false, all = true;
+#pragma unroll 4
+  for (int i = 0; i < 16; ++i) {
+    const int row = list_row + 16 * block + i;
+    const bool is_there = row < end_row;
+    const int begin = is_there ? first_key_of(args, batch, row) : 0, end = is_there ? end_key_of(args, batch, row) : 0;
+#pragma unroll
+    for (int column = 0; column < kBc; column += 32) {
+      const int key = first_key + column + lane;
+      const bool seen = column + lane < kBc && key >= begin && key < end && sees(args, batch, list_head, row, key);
+      const unsigned found = __ballot_sync(0xffffffffu, seen);
+      any |= found != 0;
+      all &= !is_there || found == (kBc - column < 32 ? 0xffffu : 0xffffffffu);
+      unsigned own = found >> lane % 4 * 2 & 0x03030303u;
+      own = (own | own >> 4) & 0x00330033u;
+      own = (own | own >> 8) & 0x3333u;
+      if (i % 8 == lane / 4) words[column / 64] |= own << (column / 32 % 2 * 16 + i / 8 * 2);
+    }
+  }
+  int* const bits = list + bits_of_tile(args, key_tile) + block / 4 * (kSeenWords * kWarpgroup) + block % 4 * 32 + lane;
+#pragma unroll
+  for (int i = 0; i < kSeenWords; ++i) bits[i * kWarpgroup] = int(words[i]);
+  if (lane == 0 && any) sees_one = 1;
+  if (lane == 0 && !all) misses_one = 1;
+}
+
+// Makes the lists, a block each. Its warps ask what rows see of 32 tiles at a time, whose places in the list the first of
+// them finds.
+extern "C" __global__ void __launch_bounds__(512) attention_bf16_d64_biasu8_lists(const AttentionArgs args) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   let_next_launch_begin();
-  unsigned char* const classes = shared_bytes;  // of 32 tiles: 0 where no row sees it, 1 where all see it whole, else 2
+  unsigned char *const sees_one = shared_bytes, *const misses_one = shared_bytes + 32;  // whether some row does, of 32 tiles
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int num_rows = args.seqlen_q;
   const int q_tiles = (num_rows + kListRows - 1) / kListRows;
   const int q_tile = int(blockIdx.x) % q_tiles, nth = int(blockIdx.x) / q_tiles;
   const int batch = nth / args.num_q_heads;
   const int list_head = nth % args.num_q_heads;
+  if (list_head > 0 && heads_are_alike(args)) return;
   const int first_row = q_tile * kListRows, end_row = min(first_row + kListRows, num_rows);
   const int first_tile = first_key_of(args, batch, first_row) / kBc;
   const int last_tile = (end_key_of(args, batch, end_row - 1) + kBc - 1) / kBc;
   int* const list = list_of_tiles(args, batch, list_head, q_tile);
   int count = 0;
   for (int first = first_tile; first < last_tile; first += 32) {
-    for (int i = warp; i < 32; i += 4) {
-      const int first_key = (first + i) * kBc;
-      bool some = false, whole = first_key + kBc <= args.seqlen_k;
-      for (int row = first_row; row < end_row && first + i < last_tile && (whole || !some); ++row) {
-        const int begin = first_key_of(args, batch, row), end = end_key_of(args, batch, row);
-        bool sees_one = false, sees_all = true;
-        for (int key = first_key + lane; key < min(first_key + kBc, args.seqlen_k); key += 32) {
-          const bool seen = key >= begin && key < end && sees(args, batch, list_head, row, key);
-          sees_one |= seen;
-          sees_all &= seen;
-        }
-        some |= __any_sync(0xffffffffu, sees_one);
-        whole &= __all_sync(0xffffffffu, sees_all);
-      }
-      if (lane == 0) classes[i] = !some || first + i >= last_tile ? 0 : whole ? 1 : 2;
+    if (threadIdx.x < 64) shared_bytes[threadIdx.x] = 0;
+    __syncthreads();
+    // Sixteen rows of a tile for a warp at a time.
+    for (int i = warp; i < 32 * (kListRows / 16); i += 16) {
+      const int nth = i % 32;
+      if (first + nth >= last_tile) continue;
+      write_bits(args, list, batch, list_head, first + nth, first_row, i / 32, end_row, sees_one[nth], misses_one[nth]);
     }
     __syncthreads();
-    if (warp == 0) {
-      const int kind = classes[lane];
-      const unsigned listed = __ballot_sync(0xffffffffu, kind != 0);
-      if (kind != 0) list[1 + count + __popc(listed & ((1u << lane) - 1))] = 2 * (first + lane) + (kind == 2);
-      count += __popc(listed);
-    }
+    const unsigned listed = __ballot_sync(0xffffffffu, sees_one[lane] != 0);
+    if (warp == 0 && sees_one[lane]) list[1 + count + __popc(listed & ((1u << lane) - 1))] = 2 * (first + lane) + misses_one[lane];
+    count += __popc(listed);
     __syncthreads();
   }
   if (threadIdx.x == 0) list[0] = count;
@@ -1159,10 +1068,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       barrier_init(&smem.v_full[i], 1);
       barrier_init(&smem.v_empty[i], kConsumers);
     }
-    for (int i = 0; i < kArrayStages; ++i) {
-      barrier_init(&smem.arrays_full[i], 1);
-      barrier_init(&smem.arrays_empty[i], 4 * kConsumers);
-    }
     fence_barrier_init();
   }
   __syncthreads();
@@ -1170,9 +1075,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   PipelineState<kQStages> q_pipe;
   PipelineState<kKStages> k_pipe;
   PipelineState<kVStages> v_pipe;
-  PipelineState<kArrayStages> array_pipe;
   if (warp < 4) {
-    give_registers<40>();
+    give_registers<24>();
     if (warp == 0 && elect_one()) {
       prefetch_map(&maps.q);
       prefetch_map(&maps.k);
@@ -1180,15 +1084,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       for_each_tile(args, [&](const Tile& tile) {
         produce_tile(args, maps, smem, tile, q_pipe, k_pipe, v_pipe);
       });
-    } else if (warp == 1 && (elect_one() || !arrays_suit(args))) {
-      for_each_tile(args, [&](const Tile& tile) { bring_arrays(args, maps, smem, tile, array_pipe); });
     }
   } else {
-    take_registers<152>();
+    take_registers<112>();
     const int consumer = warp / 4 - 1;
     if (consumer == kConsumers - 1) order_arrive(consumer);
     for_each_tile(args, [&](const Tile& tile) {
-      consume_tile(args, maps, smem, tile, consumer, q_pipe, k_pipe, v_pipe, array_pipe);
+      consume_tile(args, maps, smem, tile, consumer, q_pipe, k_pipe, v_pipe);
     });
     tma_wait_read<0>();
   }
@@ -1197,9 +1099,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #ifndef __CUDACC_RTC__
 // Describes an array of `sizes` (columns, rows, heads, batch) and `strides` (of rows, heads, batches) in elements,
 // which is moved in boxes of `columns` by `rows`.
-template <typename Item>
 static cudaError_t encode_map(
-    CUtensorMap* map, const Item* array, const long long (&sizes)[4], const long long (&strides)[3],
+    CUtensorMap* map, const Element* array, const long long (&sizes)[4], const long long (&strides)[3],
     unsigned columns, unsigned rows, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion) {
   // From the driver by name, so that nothing needs to be linked with it.
   static const auto encode = [] {
@@ -1214,21 +1115,19 @@ static cudaError_t encode_map(
   cuuint64_t whole[4], stride_bytes[3];
   for (int i = 0; i < 4; ++i) whole[i] = i == 0 || any_rows ? sizes[i] : 1;
   // The stride of a dimension of one is never used, but must be one that the driver takes.
-  for (int i = 0; i < 3; ++i) stride_bytes[i] = whole[i + 1] > 1 ? strides[i] * sizeof(Item) : 16;
+  for (int i = 0; i < 3; ++i) stride_bytes[i] = whole[i + 1] > 1 ? strides[i] * sizeof(Element) : 16;
   const cuuint32_t box[4] = {columns, rows, 1, 1}, steps[4] = {1, 1, 1, 1};
-  constexpr CUtensorMapDataType type =
-      sizeof(Item) == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   const CUresult status = encode(
-      map, type, 4, const_cast<Item*>(array), whole, stride_bytes, box, steps,
+      map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<Element*>(array), whole, stride_bytes, box, steps,
       CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return status == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 // Returns how many integers args->tile_lists must have room for.
 extern "C" long long attention_bf16_d64_biasu8_list_ints(const AttentionArgs* args) {
-  const long long batch = args->batch, num_q_heads = args->num_q_heads;
+  const long long batch = args->batch, num_q_heads = heads_are_alike(*args) ? 1 : args->num_q_heads;
   const long long seqlen_q = args->seqlen_q, seqlen_k = args->seqlen_k;
-  return (seqlen_q + kListRows - 1) / kListRows * num_q_heads * batch * ((seqlen_k + 95) / 96 + 1);
+  return (seqlen_q + kListRows - 1) / kListRows * num_q_heads * batch * ((seqlen_k + 63) / 64 * 513 + 1);
 }
 
 // How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
@@ -1255,12 +1154,12 @@ static int launch_lists(const AttentionArgs* args, cudaStream_t stream, bool& be
   const long long blocks = (seqlen_q + kListRows - 1) / kListRows * num_q_heads * batch;
   if (blocks == 0) return cudaSuccess;
   if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
-  constexpr size_t smem_bytes = 32;
+  constexpr size_t smem_bytes = 64;
   const cudaError_t status =
       cudaFuncSetAttribute(attention_bf16_d64_biasu8_lists, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
   cudaLaunchAttribute attribute;
-  const cudaLaunchConfig_t config = configure(unsigned(blocks), 128, smem_bytes, stream, attribute, begun);
+  const cudaLaunchConfig_t config = configure(unsigned(blocks), 512, smem_bytes, stream, attribute, begun);
   return cudaLaunchKernelEx(&config, attention_bf16_d64_biasu8_lists, *args);
 }
 
@@ -1279,12 +1178,12 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& b
   if (q_status != cudaSuccess) return q_status;
   const cudaError_t k_status = encode_map(
       &maps.k, any_keys ? args->k : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 64, 96,
+      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 64, 64,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (k_status != cudaSuccess) return k_status;
   const cudaError_t v_status = encode_map(
       &maps.v, any_keys ? args->v : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 96,
+      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 64,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (v_status != cudaSuccess) return v_status;
   const cudaError_t o_status = encode_map(
@@ -1292,15 +1191,6 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& b
       {args->o_stride_row, args->o_stride_head, args->o_stride_batch}, 64, 64,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (o_status != cudaSuccess) return o_status;
-  if (any_keys && arrays_suit(*args)) {
-    const cudaError_t bias_status = encode_map(
-        &maps.bias, args->bias,
-        {args->seqlen_k, args->bias_stride_2 == 0 ? 1 : args->seqlen_q, args->bias_stride_1 == 0 ? 1 : args->num_q_heads,
-         args->bias_stride_0 == 0 ? 1 : args->batch},
-        {args->bias_stride_2, args->bias_stride_1, args->bias_stride_0}, 32, 192,
-        CU_TENSOR_MAP_SWIZZLE_32B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
-    if (bias_status != cudaSuccess) return bias_status;
-  }
   constexpr size_t smem_bytes = sizeof(SharedStorage);
   const cudaError_t status =
       cudaFuncSetAttribute(attention_bf16_d64_biasu8_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
@@ -1338,4 +1228,4 @@ extern "C" int attention_bf16_d64_biasu8(const AttentionArgs* args, cudaStream_t
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 4, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto", "scoring": {"bias": "u8"}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 192, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 96, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "weights": "f16", "bias_stages": 2, "bias_heads": 1, "seen_bits": false, "k_stages": 2, "v_stages": 2, "summed_columns": 0, "schedule": "chained", "q_in_registers": true, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_biasu8", "launches": [{"threads": 128, "smem_bytes": 32, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "lists"}, {"threads": 512, "smem_bytes": 136192, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 96, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 96, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "bias", "rows": 192, "columns": 32, "swizzle": 32, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "b7f95b09a5d36c01", "figures": [1710, 995]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 4, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto", "scoring": {"bias": "u8"}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 256, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 64, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "weights": "f16", "bias_stages": 0, "bias_heads": 1, "seen_bits": true, "k_stages": 3, "v_stages": 3, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_biasu8", "launches": [{"threads": 512, "smem_bytes": 64, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "lists"}, {"threads": 640, "smem_bytes": 115712, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "fbe02717b65f2ea3", "figures": [1704, 996]}

@@ -11,9 +11,9 @@
 //   br = 64                    query rows that pass by them
 //   schedule = together        products with weights: after those of their gradients, beside, or beside a tile ahead
 //   parts = 1                  parts of them whose weights are made one behind the other
-//   kept = registers           what products read from registers: values, or keys as well
-//   q_stages = 3               tiles of queries in shared memory
-//   dout_stages = 3            tiles of gradients of outputs in shared memory
+//   kept = shared              what products read from registers: values, or keys as well
+//   q_stages = 2               tiles of queries in shared memory
+//   dout_stages = 2            tiles of gradients of outputs in shared memory
 //   dq_path = atomics          who makes queries' gradients: a launch, or blocks of keys by sums in memory
 //   ds_stages = 2              tiles of gradients of scores in shared memory, where blocks of keys do
 //   rows = 128                 query rows that a block of the other launch keeps
@@ -21,9 +21,10 @@
 //   k_stages = 2               tiles of keys in shared memory
 //   v_stages = 2               tiles of values in shared memory
 //   order = by_section         blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
+//   turns = free               tiles of keys that a block takes: one, or each so-manieth, or the next whenever it is free
 //
-// Measured on NVIDIA H200, batch 8, 28 heads, 2048 rows, with a causal mask: 1.04 ms (median), spread 0.4 %,
-// 325.3 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.2e-03.
+// Measured on NVIDIA H200, batch 8, 28 heads, 2048 rows, with a causal mask: 1.016 ms (median), spread 2.6 %,
+// 332.9 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.3e-03.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -36,9 +37,9 @@
 //     flashgen emit bf16_d72_backward_causal_b8_h28_n2048.cu \
 //         --device h200 --dtype bf16 --d 72 --backward --causal --batch 8 --heads 28 --seqlen 2048 \
 //         --family wgmma-backward --set bc=128 --set apart=false --set br=64 --set schedule=together \
-//         --set parts=1 --set kept=registers --set q_stages=3 --set dout_stages=3 --set dq_path=atomics \
+//         --set parts=1 --set kept=shared --set q_stages=2 --set dout_stages=2 --set dq_path=atomics \
 //         --set ds_stages=2 --set rows=128 --set keys=64 --set k_stages=2 --set v_stages=2 \
-//         --set order=by_section
+//         --set order=by_section --set turns=free
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -89,7 +90,8 @@ constexpr int kBc = 128;  // keys that a block keeps, whose gradients it makes
 constexpr int kPassingRows = 64;  // query rows that pass by them at a time
 constexpr int kConsumers = 2;  // warpgroups that compute, beside the producer
 constexpr int kThreads = 384;
-constexpr int kQStages = 3, kDoutStages = 3;  // tiles of them in shared memory
+constexpr int kMaxBlocks = 132;  // as many as run at once
+constexpr int kQStages = 2, kDoutStages = 2;  // tiles of them in shared memory
 constexpr int kDsStages = 2;  // tiles of gradients of scores in shared memory
 constexpr int kShareTiles = 1, kShareColumns = 64;  // of queries' gradients, of 64 rows, by consumer
 constexpr int kGradientsBarrier = 1;  // named: all consumers have written their gradients of scores
@@ -118,9 +120,12 @@ struct SharedStorage {
   alignas(16) float lse[kQStages][kPassingRows], delta[kDoutStages][kPassingRows];
   // A stage is full once its bytes have arrived, and empty once every warp of consumers has done with it.
   Barrier kept_full, q_full[kQStages], q_empty[kQStages], dout_full[kDoutStages], dout_empty[kDoutStages];
+  Barrier kept_empty;  // once every warp of consumers has read what it needs of keys and values
+  Barrier next_full, next_empty;  // once the producer has told the next turn, and every warp of consumers has read it
+  int next;
 };
 
-static_assert(sizeof(SharedStorage) == 198656, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 165888, "the size that pruning counted on");
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
@@ -221,13 +226,6 @@ __device__ __forceinline__ void add_to_sums(float* sums, const float (&x)[4]) {
                : "memory");
 }
 
-__device__ __forceinline__ void ldmatrix_x4(unsigned* m, const void* row) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-               : "r"(address));
-}
-
 __device__ __forceinline__ void stmatrix_x4_trans(void* row, const unsigned* m) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
                :
@@ -256,6 +254,12 @@ __device__ __forceinline__ bool elect_one() {
       "}"
       : "=r"(elected));
   return elected != 0;
+}
+
+// Makes the compiler forget what it knows of a value: it then works out what follows from it where that is needed,
+// rather than once and for all in a register each.
+__device__ __forceinline__ void forget(int& value) {
+  asm volatile("" : "+r"(value));
 }
 
 // Orders what this warpgroup's threads wrote to registers before its next products.
@@ -299,24 +303,6 @@ __device__ __forceinline__ void wgmma_m64n64k16_bf16_ss(
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
         "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
       : "l"(a), "l"(b), "r"(int(accumulate)));
-}
-
-__device__ __forceinline__ void wgmma_m64n64k16_bf16_rs(
-    float (&d)[32], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "setp.ne.b32 p, %37, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "{%32, %33, %34, %35}, %36, p, 1, 1, 0;\n"
-      "}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));
 }
 
 __device__ __forceinline__ void wgmma_m64n72k16_bf16_rs_trans(
@@ -491,10 +477,6 @@ __device__ __forceinline__ void multiply(
     float (&s)[32], unsigned long long a, unsigned long long b, bool accumulate) {
   wgmma_m64n64k16_bf16_ss(s, a, b, accumulate);
 }
-__device__ __forceinline__ void multiply(
-    float (&s)[32], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
-  wgmma_m64n64k16_bf16_rs(s, a, b, accumulate);
-}
 __device__ __forceinline__ void multiply(float (&sum)[36], const unsigned (&a)[4], unsigned long long b) {
   wgmma_m64n72k16_bf16_rs_trans(sum, a, b, true);
 }
@@ -508,26 +490,6 @@ __device__ __forceinline__ void start_products(float (&s)[n], unsigned long long
     multiply(s, step_of_columns<Kept>(kept, step), step_of_columns<Passing>(passing, step), step > 0);
   }
   wgmma_commit();
-}
-
-// The same of rows that stay in registers.
-template <typename Passing, int steps, int n>
-__device__ __forceinline__ void start_products(
-    float (&s)[n], const unsigned (&kept)[steps][4], unsigned long long passing) {
-  wgmma_fence();
-#pragma unroll
-  for (int step = 0; step < steps; ++step) multiply(s, kept[step], step_of_columns<Passing>(passing, step), step > 0);
-  wgmma_commit();
-}
-
-// A warp's sixteen of 64 rows, from `first` on, as operands of sixteen columns each.
-template <int steps>
-__device__ __forceinline__ void take_kept(unsigned (&kept)[steps][4], const KeptKeys* tile, int first) {
-  const int lane = threadIdx.x % 32, row = first + threadIdx.x % kWarpgroup / 32 * 16 + lane % 16;
-#pragma unroll
-  for (int step = 0; step < steps; ++step) {
-    ldmatrix_x4(kept[step], tile[step / 4] + row * kChunk + ((step % 4 * 2 + lane / 16) ^ row % 8) * 8);
-  }
 }
 
 // Starts to add what passes by to sums, by the weights of sixteen rows of it a step.
@@ -564,6 +526,40 @@ __device__ __forceinline__ void load_rows(
 // A warp has done with a stage.
 __device__ __forceinline__ void release(Barrier* empty) {
   if (threadIdx.x % 32 == 0) barrier_arrive(empty);
+}
+
+// The keys that a block takes in a turn, of a head, and the rows that see some of them: so many tiles of each query head.
+struct Turn {
+  int batch, kv_head, first_key, end_key, first_row, end_row, of_head;
+
+  __device__ __forceinline__ Turn(const AttentionArgs& args, int number) {
+    const int tiles = tiles_of_keys(args), group = args.num_q_heads / args.num_kv_heads;
+    // Heads one section behind the other, of which L2 has what passes by; of a section the heaviest tiles first.
+    const int all_heads = args.batch * args.num_kv_heads;
+    const long long passing = 1LL * group * args.seqlen_q * (kD * 6 + kDv * 2);  // bytes, of a head
+    const int section = max(1, int(min(kSectionBytes / max(passing, 1LL), 1LL * all_heads)));
+    const int before = number / (tiles * section) * section, nth = number - tiles * before;
+    const int beside = min(section, all_heads - before), nth_head = before + nth % beside;
+    first_key = nth / beside * kBc;
+    kv_head = nth_head % args.num_kv_heads;
+    batch = nth_head / args.num_kv_heads;
+    end_key = min(first_key + kBc, args.seqlen_k);
+    find_rows(args, batch, first_key, end_key, first_row, end_row);
+    first_row -= first_row % kPassingRows;
+    of_head = first_row < end_row ? (end_row - first_row + kPassingRows - 1) / kPassingRows : 0;
+  }
+
+  static __device__ __forceinline__ int tiles_of_keys(const AttentionArgs& args) {
+    return (args.seqlen_k + kBc - 1) / kBc;
+  }
+  static __device__ __forceinline__ int count(const AttentionArgs& args) {
+    return args.batch * args.num_kv_heads * tiles_of_keys(args);
+  }
+};
+
+// How many turns have been taken beside the first ones of all blocks: behind the sums of all heads.
+__device__ __forceinline__ int* turns_taken(const AttentionArgs& args) {
+  return reinterpret_cast<int*>(query_sums_of(args, args.batch, 0));
 }
 
 // Four neighbouring lanes have each a part of four chunks: gives each all parts of one.
@@ -660,6 +656,7 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
     attention_bf16_d72_backward_statistics(const AttentionArgs args) {
   let_next_launch_begin();
 
+  if (blockIdx.x == 0 && threadIdx.x == 0) *turns_taken(args) = 0;
   // Neighbouring elements, moved by one access.
   struct alignas(16) Elements {
     __nv_bfloat16 at[8];
@@ -712,31 +709,19 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
   }
 }
 
-// Gradients of keys and values: the block keeps kBc of them and the rows that see some pass by. Each consumer has 64 keys.
+// Gradients of keys and values: a block keeps kBc of them at a time, 64 for each consumer, and the rows that see some pass by.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_bf16_d72_backward_kernel(const AttentionArgs args, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
-  const int tiles = (args.seqlen_k + kBc - 1) / kBc, group = args.num_q_heads / args.num_kv_heads;
-  // Heads one section behind the other, of which L2 has what passes by; of a section the heaviest tiles first.
-  const int all_heads = args.batch * args.num_kv_heads;
-  const long long passing = 1LL * group * args.seqlen_q * (kD * 6 + kDv * 2);  // bytes, of a head
-  const int section = max(1, int(min(kSectionBytes / max(passing, 1LL), 1LL * all_heads)));
-  const int before = int(blockIdx.x) / (tiles * section) * section, nth = int(blockIdx.x) - tiles * before;
-  const int beside = min(section, all_heads - before), nth_head = before + nth % beside;
-  const int first_key = nth / beside * kBc, kv_head = nth_head % args.num_kv_heads;
-  const int batch = nth_head / args.num_kv_heads;
-  const int end_key = min(first_key + kBc, args.seqlen_k);
-  int first_row, end_row;
-  find_rows(args, batch, first_key, end_key, first_row, end_row);
-  first_row -= first_row % kPassingRows;
-  // Tiles of rows of all heads that share the keys, one head behind the other.
-  const int of_head = first_row < end_row ? (end_row - first_row + kPassingRows - 1) / kPassingRows : 0;
-
+  const int group = args.num_q_heads / args.num_kv_heads;
   // Read from one lane, so that the compiler knows it to be the same in all.
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
     barrier_init(&smem.kept_full, 1);
+    barrier_init(&smem.kept_empty, 4 * kConsumers);
+    barrier_init(&smem.next_full, 1);
+    barrier_init(&smem.next_empty, 4 * kConsumers);
     for (int i = 0; i < kQStages; ++i) {
       barrier_init(&smem.q_full[i], 1);
       barrier_init(&smem.q_empty[i], 4 * kConsumers);
@@ -753,120 +738,159 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
   PipelineState<kQStages> q_pipe;
   PipelineState<kDoutStages> dout_pipe;
+  unsigned kept_phase = 0, next_phase = 0;
+  const int count = Turn::count(args);
   if (warp < 4) {
     give_registers<24>();
-    if (warp != 0 || of_head == 0 || !elect_one()) return;
+    if (warp != 0 || !elect_one()) return;
+    prefetch_map(&maps.k);
+    prefetch_map(&maps.v);
     prefetch_map(&maps.q);
     prefetch_map(&maps.dout);
-    barrier_expect(&smem.kept_full, sizeof(smem.k) + sizeof(smem.v));
-    load_rows<kBc, kKeyBox, kDChunks>(smem.k, &maps.k, &smem.kept_full, first_key, kv_head, batch);
-    load_rows<kBc, kKeyBox, kDvChunks>(smem.v, &maps.v, &smem.kept_full, first_key, kv_head, batch);
-    for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-      for (int n = 0, first = first_row; n < of_head; ++n, first += kPassingRows) {
-        Barrier* const q_full = &smem.q_full[q_pipe.stage];
-        barrier_wait(&smem.q_empty[q_pipe.stage], q_pipe.phase ^ 1);
-        barrier_expect(q_full, sizeof(smem.q[0]) + sizeof(smem.lse[0]));
-        load_rows<kPassingRows, kRowBox, kDChunks>(smem.q[q_pipe.stage], &maps.q, q_full, first, head, batch);
-        bulk_load(smem.lse[q_pipe.stage], lse_of(args, batch, head) + first, sizeof(smem.lse[0]), q_full);
-        q_pipe.advance();
-        Barrier* const dout_full = &smem.dout_full[dout_pipe.stage];
-        barrier_wait(&smem.dout_empty[dout_pipe.stage], dout_pipe.phase ^ 1);
-        barrier_expect(dout_full, sizeof(smem.dout[0]) + sizeof(smem.delta[0]));
-        load_rows<kPassingRows, kRowBox, kDvChunks>(
-            smem.dout[dout_pipe.stage], &maps.dout, dout_full, first, head, batch);
-        bulk_load(smem.delta[dout_pipe.stage], delta_of(args, batch, head) + first, sizeof(smem.delta[0]), dout_full);
-        dout_pipe.advance();
+#pragma unroll 1
+    for (int number = blockIdx.x, next; number < count; number = next) {
+      next = gridDim.x + atomicAdd(turns_taken(args), 1);
+      const Turn turn(args, number);
+      const int batch = turn.batch;
+      bool is_kept = false;
+#pragma unroll 1
+      for (int head = turn.kv_head * group; head < (turn.kv_head + 1) * group; ++head) {
+#pragma unroll 1
+        for (int n = 0, first = turn.first_row; n < turn.of_head; ++n, first += kPassingRows) {
+          Barrier* const q_full = &smem.q_full[q_pipe.stage];
+          barrier_wait(&smem.q_empty[q_pipe.stage], q_pipe.phase ^ 1);
+          barrier_expect(q_full, sizeof(smem.q[0]) + sizeof(smem.lse[0]));
+          load_rows<kPassingRows, kRowBox, kDChunks>(smem.q[q_pipe.stage], &maps.q, q_full, first, head, batch);
+          bulk_load(smem.lse[q_pipe.stage], lse_of(args, batch, head) + first, sizeof(smem.lse[0]), q_full);
+          q_pipe.advance();
+          Barrier* const dout_full = &smem.dout_full[dout_pipe.stage];
+          barrier_wait(&smem.dout_empty[dout_pipe.stage], dout_pipe.phase ^ 1);
+          barrier_expect(dout_full, sizeof(smem.dout[0]) + sizeof(smem.delta[0]));
+          load_rows<kPassingRows, kRowBox, kDvChunks>(
+              smem.dout[dout_pipe.stage], &maps.dout, dout_full, first, head, batch);
+          bulk_load(smem.delta[dout_pipe.stage], delta_of(args, batch, head) + first, sizeof(smem.delta[0]), dout_full);
+          dout_pipe.advance();
+          if (is_kept) continue;
+          // Rows have room sooner than keys, of which the turn before has need until its end.
+          is_kept = true;
+          barrier_wait(&smem.kept_empty, kept_phase ^ 1);
+          barrier_expect(&smem.kept_full, sizeof(smem.k) + sizeof(smem.v));
+          load_rows<kBc, kKeyBox, kDChunks>(smem.k, &maps.k, &smem.kept_full, turn.first_key, turn.kv_head, batch);
+          load_rows<kBc, kKeyBox, kDvChunks>(smem.v, &maps.v, &smem.kept_full, turn.first_key, turn.kv_head, batch);
+          kept_phase ^= 1;
+        }
       }
+      barrier_wait(&smem.next_empty, next_phase ^ 1);
+      smem.next = next;
+      barrier_arrive(&smem.next_full);
+      next_phase ^= 1;
     }
     return;
   }
   take_registers<240>();
-  const int consumer = warp / 4 - 1, lane = threadIdx.x % 32;
-  const int own = consumer * 64;  // the consumer's first key here
-  const int own_key = first_key + own + warp % 4 * 16 + lane / 4;  // the thread's first
-  unsigned kept_k[kDSteps][4];
-  unsigned kept_v[kDvSteps][4];
-  const float scale = args.scale * kLog2e;
-  float sum_k[kD / 2] = {}, sum_v[kDv / 2] = {};
-  const int share_column = consumer * kShareColumns;  // a consumer's share of queries' gradients begins there
-  const unsigned long long all_keys = descriptor(smem.k[share_column / kChunk], sizeof(KeptKeys));
   int ds_stage = 0;
+#pragma unroll 1
+  for (int number = blockIdx.x; number < count;) {
+    const Turn turn(args, number);
+    const int batch = turn.batch, kv_head = turn.kv_head, first_key = turn.first_key;
+    const int first_row = turn.first_row, of_head = turn.of_head;
+    const int consumer = warp / 4 - 1, lane = threadIdx.x % 32;
+    const int own = consumer * 64;  // the consumer's first key here
+    const int own_key = first_key + own + warp % 4 * 16 + lane / 4;  // the thread's first
+    const unsigned long long k_desc = descriptor(smem.k[0] + own * kChunk);
+    const unsigned long long v_desc = descriptor(smem.v[0] + own * kChunk);
+    const float scale = args.scale * kLog2e;
+    float sum_k[kD / 2] = {}, sum_v[kDv / 2] = {};
+    const int share_column = consumer * kShareColumns;  // a consumer's share of queries' gradients begins there
+    const unsigned long long all_keys = descriptor(smem.k[share_column / kChunk], sizeof(KeptKeys));
 
-  if (of_head > 0) {
-    barrier_wait(&smem.kept_full, 0);
-    take_kept(kept_k, smem.k, own);
-    take_kept(kept_v, smem.v, own);
-  }
+    if (of_head > 0) {
+      barrier_wait(&smem.kept_full, kept_phase);
+    }
 #pragma unroll 1
-  for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-    float* const sums = query_sums_of(args, batch, head);
+    for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+      float* const sums = query_sums_of(args, batch, head);
 #pragma unroll 1
-    for (int n = 0, first = first_row; n < of_head; ++n, first += kPassingRows) {
-      const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
-      const unsigned long long dout_desc = descriptor(smem.dout[dout_pipe.stage], sizeof(PassingRows));
-      float s[kPassingRows / 2], gradient[kPassingRows / 2];
-      unsigned weights[kPassingRows / 16][4], gradients[kPassingRows / 16][4];
-      barrier_wait(&smem.q_full[q_pipe.stage], q_pipe.phase);
-      start_products<PassingRows>(s, kept_k, q_desc);
-      barrier_wait(&smem.dout_full[dout_pipe.stage], dout_pipe.phase);
-      start_products<PassingRows>(gradient, kept_v, dout_desc);
-      wgmma_wait<0>();
-      hold(s);
-      hold(gradient);
-      const auto weigh_all = [&](auto masked) {
-        constexpr bool kMasked = decltype(masked)::value;
+      for (int n = 0, first = first_row; n < of_head; ++n, first += kPassingRows) {
+        const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
+        const unsigned long long dout_desc = descriptor(smem.dout[dout_pipe.stage], sizeof(PassingRows));
+        float s[kPassingRows / 2], gradient[kPassingRows / 2];
+        unsigned weights[kPassingRows / 16][4], gradients[kPassingRows / 16][4];
+        barrier_wait(&smem.q_full[q_pipe.stage], q_pipe.phase);
+        start_products<kDSteps, KeptKeys, PassingRows>(s, k_desc, q_desc);
+        barrier_wait(&smem.dout_full[dout_pipe.stage], dout_pipe.phase);
+        start_products<kDvSteps, KeptKeys, PassingRows>(gradient, v_desc, dout_desc);
+        wgmma_wait<0>();
+        hold(s);
+        hold(gradient);
+        const auto weigh_all = [&](auto masked) {
+          constexpr bool kMasked = decltype(masked)::value;
 #pragma unroll
-        for (int i = 0; i < kPassingRows / 2; i += 4) {
-          const int column = i * 2 + lane % 4 * 2;
-          const float2 lse = *reinterpret_cast<const float2*>(smem.lse[q_pipe.stage] + column);
-          const float2 delta = *reinterpret_cast<const float2*>(smem.delta[dout_pipe.stage] + column);
+          for (int i = 0; i < kPassingRows / 2; i += 4) {
+            const int column = i * 2 + lane % 4 * 2;
+            const float2 lse = *reinterpret_cast<const float2*>(smem.lse[q_pipe.stage] + column);
+            const float2 delta = *reinterpret_cast<const float2*>(smem.delta[dout_pipe.stage] + column);
 #pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const int row = first + column + e;
-            const KeyRange seen = kMasked ? keys_of(args, batch, row) : KeyRange{};
+            for (int e = 0; e < 2; ++e) {
+              const int row = first + column + e;
+              const KeyRange seen = kMasked ? keys_of(args, batch, row) : KeyRange{};
 #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-              const int at = i + 2 * h + e, key = own_key + 8 * h;
-              weigh<kMasked>(s[at], gradient[at], args, batch, head, row, key, seen, scale, e ? lse.y : lse.x,
-                             e ? delta.y : delta.x);
+              for (int h = 0; h < 2; ++h) {
+                const int at = i + 2 * h + e, key = own_key + 8 * h;
+                weigh<kMasked>(s[at], gradient[at], args, batch, head, row, key, seen, scale, e ? lse.y : lse.x,
+                               e ? delta.y : delta.x);
+              }
             }
           }
+        };
+        if (is_partial(args, batch, first, first + kPassingRows, first_key, first_key + kBc)) {
+          weigh_all(Constant<true>{});
+        } else {
+          weigh_all(Constant<false>{});
         }
-      };
-      if (is_partial(args, batch, first, first + kPassingRows, first_key, first_key + kBc)) {
-        weigh_all(Constant<true>{});
-      } else {
-        weigh_all(Constant<false>{});
+        pack_weights(s, weights);
+        pack_weights(gradient, gradients);
+        start_sums(sum_v, weights, dout_desc);
+        store_gradients(smem.gradients[ds_stage][consumer], gradients);
+        fence_proxy_async();
+        named_barrier_sync(kGradientsBarrier, kConsumers * kWarpgroup);
+        float shares[kShareTiles][kShareColumns / 2];
+        start_shares(shares, descriptor(smem.gradients[ds_stage][0]), all_keys);
+
+        start_sums(sum_k, gradients, q_desc);
+        wgmma_wait<2>();
+        release(&smem.dout_empty[dout_pipe.stage]);
+        dout_pipe.advance();
+        wgmma_wait<1>();
+        float* const place = query_sum_at(sums, first / 16 + warp % 4, share_column / 8);
+        add_shares(args, place, first + warp % 4 * 16, shares, share_column);
+        ds_stage ^= 1;
+
+        wgmma_wait<0>();
+        release(&smem.q_empty[q_pipe.stage]);
+        q_pipe.advance();
       }
-      pack_weights(s, weights);
-      pack_weights(gradient, gradients);
-      start_sums(sum_v, weights, dout_desc);
-      store_gradients(smem.gradients[ds_stage][consumer], gradients);
-      fence_proxy_async();
-      named_barrier_sync(kGradientsBarrier, kConsumers * kWarpgroup);
-      float shares[kShareTiles][kShareColumns / 2];
-      start_shares(shares, descriptor(smem.gradients[ds_stage][0]), all_keys);
-
-      start_sums(sum_k, gradients, q_desc);
-      wgmma_wait<2>();
-      release(&smem.dout_empty[dout_pipe.stage]);
-      dout_pipe.advance();
-      wgmma_wait<1>();
-      float* const place = query_sum_at(sums, first / 16 + warp % 4, share_column / 8);
-      add_shares(args, place, first + warp % 4 * 16, shares, share_column);
-      ds_stage ^= 1;
-
-      wgmma_wait<0>();
-      release(&smem.q_empty[q_pipe.stage]);
-      q_pipe.advance();
     }
+    hold(sum_k);
+    hold(sum_v);
+    if (of_head > 0) {
+      release(&smem.kept_empty);
+      kept_phase ^= 1;
+    }
+    int same = number;
+    forget(same);  // until here registers are for what is added up
+    const Turn made(args, same);
+    const int made_key = made.first_key + own;
+    write_rows(args.dk + made.batch * args.dk_stride_batch + made.kv_head * args.dk_stride_head, args.dk_stride_row, made_key,
+               made.end_key, sum_k, args.scale);
+    write_rows(args.dv + made.batch * args.dv_stride_batch + made.kv_head * args.dv_stride_head, args.dv_stride_row, made_key,
+               made.end_key, sum_v, 1.0f);
+    barrier_wait(&smem.next_full, next_phase);
+    number = smem.next;
+    __syncwarp();
+    release(&smem.next_empty);
+    next_phase ^= 1;
   }
-  hold(sum_k);
-  hold(sum_v);
-  write_rows(args.dk + batch * args.dk_stride_batch + kv_head * args.dk_stride_head, args.dk_stride_row, first_key + own,
-             end_key, sum_k, args.scale);
-  write_rows(args.dv + batch * args.dv_stride_batch + kv_head * args.dv_stride_head, args.dv_stride_row, first_key + own,
-             end_key, sum_v, 1.0f);
 }
 
 // Gradients of query rows: what all blocks have added up, times scores' scale; a warp writes 16 rows.
@@ -923,7 +947,7 @@ extern "C" long long attention_bf16_d72_backward_workspace_bytes(const Attention
   const long long seqlen_q = args->seqlen_q;
   return 4 * ((batch * num_q_heads * ((seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
               (batch * num_q_heads * ((seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
-              (batch * num_q_heads * ((seqlen_q + 15) / 16 * 16) * 72 + 63) / 64 * 64);
+              (batch * num_q_heads * ((seqlen_q + 15) / 16 * 16) * 72 + 63) / 64 * 64 + 64);
 }
 
 // How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
@@ -991,8 +1015,9 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& b
   const cudaError_t status =
       cudaFuncSetAttribute(attention_bf16_d72_backward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
+  const unsigned grid = unsigned(blocks < kMaxBlocks ? blocks : kMaxBlocks);
   cudaLaunchAttribute attribute;
-  const cudaLaunchConfig_t config = configure(unsigned(blocks), kThreads, smem_bytes, stream, attribute, begun);
+  const cudaLaunchConfig_t config = configure(grid, kThreads, smem_bytes, stream, attribute, begun);
   return cudaLaunchKernelEx(&config, attention_bf16_d72_backward_kernel, *args, maps);
 }
 
@@ -1044,4 +1069,4 @@ extern "C" int attention_bf16_d72_backward(const AttentionArgs* args, cudaStream
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 8, "num_q_heads": 28, "num_kv_heads": 28, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 72, "head_dim_v": 72, "causal": true, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 64, "schedule": "together", "parts": 1, "kept": "registers", "q_stages": 3, "dout_stages": 3, "dq_path": "atomics", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_section", "meeting": "at_once", "ranges": "of_rows", "min_blocks": 1, "turns": "one"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d72_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 198656, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "postprocess", "dependent": true}], "digest": "9c9c18d8dea59b83", "figures": [1864, 1025]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 8, "num_q_heads": 28, "num_kv_heads": 28, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 72, "head_dim_v": 72, "causal": true, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 64, "schedule": "together", "parts": 1, "kept": "shared", "q_stages": 2, "dout_stages": 2, "dq_path": "atomics", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_section", "meeting": "at_once", "ranges": "of_rows", "min_blocks": 1, "turns": "free"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d72_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 165888, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "postprocess", "dependent": true}], "digest": "40db7fb7aacf387e", "figures": [1987, 1040]}

@@ -7,25 +7,27 @@
 // Masks and scores: bias of f16. Their numbers and arrays are run-time arguments, too.
 //
 // Family wgmma:
-//   br = 192                   query rows per tile, 64 for each warpgroup that computes
-//   bc = 112                   keys per tile
+//   br = 256                   query rows per tile, 64 for each warpgroup that computes
+//   bc = 64                    keys per tile
 //   persistent = true          blocks stay for several tiles
 //   q_stages = 1               Q tiles in shared memory: 2 bring the next one early
 //   k_stages = 2               K tiles in shared memory
 //   v_stages = 2               V tiles in shared memory
 //   schedule = chained         the next scores: before these outputs, or behind them
-//   q_in_registers = true      keep Q in registers, which relieves shared memory
+//   q_in_registers = false     keep Q in registers, which relieves shared memory
 //   order_of_groups = products what warpgroups do in turns: nothing, products, exponentials
 //   rescale = lazy             when outputs follow the running maximum: once it grew, or always
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
 //   section = 1                heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
+//   o_apart = true             outputs leave by room of their own, beside which the next Q comes
 //   bias_stages = 2            tiles of biases and masks that the copy engine brings, 0: each warp brings its own
+//   bias_heads = 2             neighbouring heads, a block of a cluster each, that share each copy of biases
 //
 // Tuned with bias of f16.
 //
-// Measured on NVIDIA H200, batch 4, 32 heads, 4096 rows, with bias of f16: 1.52 ms (median), spread 0.9 %,
-// 361.7 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 3.2e-04.
+// Measured on NVIDIA H200, batch 4, 32 heads, 4096 rows, with bias of f16: 1.376 ms (median), spread 2.7 %,
+// 399.6 TFLOP/s, 96 registers per thread, occupancy 31 %. Largest error per head against float64: 3.0e-04.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -36,10 +38,10 @@
 // Regenerate:
 //
 //     flashgen emit f16_d64_biasf16_h32.cu \
-//         --device h200 --dtype f16 --d 64 --bias f16 --heads 32 --family wgmma --set br=192 --set bc=112 \
+//         --device h200 --dtype f16 --d 64 --bias f16 --heads 32 --family wgmma --set br=256 --set bc=64 \
 //         --set persistent=true --set q_stages=1 --set k_stages=2 --set v_stages=2 --set schedule=chained \
-//         --set q_in_registers=true --set order_of_groups=products --set rescale=lazy --set poly_exp=0 \
-//         --set section=1 --set min_blocks=1 --set bias_stages=2
+//         --set q_in_registers=false --set order_of_groups=products --set rescale=lazy --set poly_exp=0 \
+//         --set section=1 --set min_blocks=1 --set o_apart=true --set bias_stages=2 --set bias_heads=2
 
 #include <cuda_fp16.h>
 #include <cuda.h>
@@ -81,11 +83,12 @@ constexpr int kD = 64;  // head dim of queries and keys
 constexpr int kDv = 64;  // head dim of values and outputs
 constexpr int kVec = 8;  // elements that strides must be multiples of, for the copy engine
 
-constexpr int kBr = 192;  // query rows per tile: 64 for each consumer
-constexpr int kBc = 112;  // keys per tile
-constexpr int kConsumers = 3;  // warpgroups that compute, beside the producer
+constexpr int kBr = 256;  // query rows per tile: 64 for each consumer
+constexpr int kBc = 64;  // keys per tile
+constexpr int kConsumers = 4;  // warpgroups that compute, beside the producer
 constexpr int kWarpgroup = 128;  // threads of a warpgroup
-constexpr int kThreads = 512;
+constexpr int kThreads = 640;
+constexpr int kBiasHeads = 2;  // blocks of a cluster, with the same rows of as many neighbouring heads
 constexpr int kMaxBlocks = 132;  // that NVIDIA H200 runs at once, each of which takes several tiles
 constexpr int kKStages = 2, kVStages = 2;  // tiles of K and of V in shared memory
 constexpr int kQStages = 1;  // Q tiles in shared memory
@@ -111,6 +114,8 @@ constexpr float kLn2 = 0.6931471805599453f;
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 
 constexpr int kArrayStages = 2;  // tiles of bias in shared memory
+constexpr int kShareRows = kBr / kBiasHeads;  // of them those that each block copies to all
+constexpr unsigned short kEveryHead = (1 << kBiasHeads) - 1;  // of a cluster, a bit each
 
 // What a block's rows meet of a tile of an array: chunks of columns one after the other, whose rows are swizzled. So what is
 // read at once, the same columns of eight rows, is in different banks.
@@ -134,8 +139,9 @@ using VChunk = KChunk;
 using OChunk = QChunk;
 
 struct SharedStorage {
-  // Q by consumer, and then its outputs on their way to global memory.
+  // Q by consumer, and outputs on their way to global memory.
   alignas(1024) QChunk q[kQStages][kConsumers][kDChunks];
+  alignas(1024) OChunk o[kConsumers][kDvChunks];
   alignas(1024) KChunk k[kKStages][kDChunks];
   alignas(1024) VChunk v[kVStages][kDvChunks];
   // What scores meet of arrays.
@@ -145,7 +151,7 @@ struct SharedStorage {
   Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
   Barrier arrays_full[kArrayStages], arrays_empty[kArrayStages];
 };
-static_assert(sizeof(SharedStorage) == 168960, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 164864, "the size that pruning counted on");
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
@@ -240,6 +246,44 @@ __device__ __forceinline__ void tma_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(kGroups) : "memory");
 }
 
+// As `tma_load`, to the same place in each of the cluster's `blocks`, a bit each; counts the bytes towards the barrier
+// of each that is where this block's `barrier` is.
+__device__ __forceinline__ void tma_multicast(
+    void* shared, const CUtensorMap* map, Barrier* barrier, unsigned short blocks, int x, int row, int head,
+    int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+      " [%0], [%1, {%4, %5, %6, %7}], [%2], %3;"
+      :
+      : "r"(shared_address(shared)), "l"(map), "r"(shared_address(barrier)), "h"(blocks), "r"(x), "r"(row), "r"(head),
+        "r"(batch)
+      : "memory");
+}
+
+// Arrives at the barrier of a block of the cluster that is where this block's `barrier` is. It publishes no writes to
+// that block: what it gives up has been read, and a release to the whole cluster would be a fence of all memory.
+__device__ __forceinline__ void barrier_arrive_at(Barrier* barrier, unsigned block) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+      "}"
+      :
+      : "r"(shared_address(barrier)), "r"(block)
+      : "memory");
+}
+
+// Waits until all threads of the cluster have come, but for those that have ended.
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile(
+      "barrier.cluster.arrive.release;\n"
+      "barrier.cluster.wait.acquire;"
+      :
+      :
+      : "memory");
+}
+
 // Changes how many registers a thread of this warpgroup has, whose four warps all call it.
 template <int kRegisters>
 __device__ __forceinline__ void take_registers() {
@@ -267,13 +311,6 @@ __device__ __forceinline__ void ldmatrix_x2(unsigned* m, const void* row) {
   const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
                : "=r"(m[0]), "=r"(m[1])
-               : "r"(address));
-}
-
-__device__ __forceinline__ void ldmatrix_x4(unsigned* m, const void* row) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
                : "r"(address));
 }
 
@@ -307,29 +344,24 @@ __device__ __forceinline__ void hold(float (&registers)[n]) {
   for (int i = 0; i < n; ++i) asm volatile("" : "+f"(registers[i]) : : "memory");
 }
 
-// D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. q k^T reads k from shared memory,
+// D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. q k^T reads both factors from shared memory,
 // p v has p in registers and v by rows of n.
-__device__ __forceinline__ void wgmma_m64n112k16_f16_rs(
-    float (&d)[56], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
+__device__ __forceinline__ void wgmma_m64n64k16_f16_ss(
+    float (&d)[32], unsigned long long a, unsigned long long b, bool accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      "setp.ne.b32 p, %61, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n112k16.f32.f16.f16 "
+      "setp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55}, "
-      "{%56, %57, %58, %59}, %60, p, 1, 1, 0;\n"
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "%32, %33, p, 1, 1, 0, 0;\n"
       "}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "l"(a), "l"(b), "r"(int(accumulate)));
 }
 
 __device__ __forceinline__ void wgmma_m64n64k16_f16_rs_trans(
@@ -429,16 +461,21 @@ __device__ __forceinline__ float change_score(
   return kLog2e * (score + bias_at(args, batch, head, row, key));
 }
 
-// The work of one block at a time: kBr query rows of one head, and the keys that they see.
+// The work of one block at a time: kBr query rows of one head, and the keys that they see. The other blocks of its
+// cluster take the same rows of its neighbours. A block without a head copies for them, and has no rows.
 struct Tile {
   int first_row, head, batch;
+  int shared_row;  // the first of the rows of its cluster
   int first_tile, last_tile;  // of keys: some row sees those of [first_tile, last_tile)
 
-  __device__ __forceinline__ Tile(const AttentionArgs& args, int q_tile, int head, int batch)
-      : head(head), batch(batch) {
-    first_row = q_tile * kBr;
+  // `cluster` counts those of a batch.
+  __device__ __forceinline__ Tile(const AttentionArgs& args, int q_tile, int cluster, int batch)
+      : batch(batch), shared_row(q_tile * kBr) {
+    const int own = cluster * kBiasHeads + blockIdx.x % kBiasHeads;
+    first_row = own < args.num_q_heads ? shared_row : args.seqlen_q;
+    head = min(own, args.num_q_heads - 1);
     first_tile = first_key_of(args, batch, q_tile * kBr) / kBc;
-    const int end_key = end_key_of(args, batch, min(first_row + kBr, args.seqlen_q) - 1);
+    const int end_key = end_key_of(args, batch, min((q_tile + 1) * kBr, args.seqlen_q) - 1);
     last_tile = max(first_tile, (end_key + kBc - 1) / kBc);
   }
 };
@@ -460,14 +497,14 @@ struct Divisor {
   }
 };
 
-// The tiles of a block that stays. Where later rows see more keys, they come in pairs of one head, the longest and
+// The tiles of a cluster that stays. Where later rows see more keys, they come in pairs of one head, the longest and
 // the shortest that are left, so that all pairs take as long.
 template <typename Work>
 __device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const Work& work) {
-  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, num_heads = args.num_q_heads;
+  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, num_heads = ((args.num_q_heads + kBiasHeads - 1) / kBiasHeads);
   const Divisor items(kLaterRowsSeeMore ? (q_tiles + 1) / 2 : q_tiles);  // tiles or pairs, of one head
   const Divisor heads(num_heads);  // of one batch
-  for (int item = blockIdx.x; item < items.value * num_heads * args.batch; item += gridDim.x) {
+  for (int item = blockIdx.x / kBiasHeads; item < items.value * num_heads * args.batch; item += gridDim.x / kBiasHeads) {
     int first, head;
     const int batch = heads.divide(items.divide(item, first), head), last = q_tiles - 1 - first;
     for (int q_tile = kLaterRowsSeeMore ? last : first;; q_tile = first) {
@@ -516,13 +553,28 @@ reinterpret_cast<unsigned long long>(args.bias) | bias_strides * sizeof(unsigned
   return bytes % 16 == 0 && bias_strides >= 0;
 }
 
+// Whether all heads meet the same bias.
+__device__ __forceinline__ bool heads_are_alike(const AttentionArgs& args) {
+  return args.bias_stride_1 == 0;
+}
+
 // Starts to copy what a block's rows, from `row` on, meet of the keys from the first one on; zeros for what is not there.
+// Of heads that are `alike` a share of the rows, to all blocks of the cluster.
 template <typename T>
 __device__ __forceinline__ void copy_tile(
-    StagedTile<T>& tile, const CUtensorMap* map, Barrier* full, int first_key, int row, int head, int batch) {
+    StagedTile<T>& tile, const CUtensorMap* map, Barrier* full, bool alike, int first_key, int row, int head, int batch) {
 #pragma unroll 1
   for (int x = 0; x < kBc; x += tile.kColumns) {
-    tma_load(tile.bytes + x * int(kBr * sizeof(T)), map, full, first_key + x, row, head, batch);
+    unsigned char* const columns = tile.bytes + x * int(kBr * sizeof(T));
+    if (alike) {
+      const int share = int(blockIdx.x) % kBiasHeads * kShareRows;
+      tma_multicast(columns + share * tile.kChunkBytes, map, full, kEveryHead, first_key + x, row + share, head, batch);
+    } else {
+#pragma unroll 1
+      for (int share = 0; share < kBr; share += kShareRows) {
+        tma_load(columns + share * tile.kChunkBytes, map, full, first_key + x, row + share, head, batch);
+      }
+    }
   }
 }
 
@@ -549,13 +601,14 @@ __device__ __forceinline__ void bring_arrays(
     PipelineState<kArrayStages>& pipe) {
   if (arrays_suit(args)) {
     constexpr unsigned bias_bytes = sizeof(smem.bias_tiles[0]);
+    const bool alike = heads_are_alike(args);
 #pragma unroll 1
     for (int n = tile.last_tile - 1; n >= tile.first_tile; --n) {
       Barrier* const full = &smem.arrays_full[pipe.stage];
       barrier_wait(&smem.arrays_empty[pipe.stage], pipe.phase ^ 1);
       barrier_expect(full, bias_bytes);
-      copy_tile(smem.bias_tiles[pipe.stage], &maps.bias, full, n * kBc,
-                args.bias_stride_2 == 0 ? 0 : tile.first_row, args.bias_stride_1 == 0 ? 0 : tile.head,
+      copy_tile(smem.bias_tiles[pipe.stage], &maps.bias, full, alike, n * kBc,
+                args.bias_stride_2 == 0 ? 0 : tile.shared_row, args.bias_stride_1 == 0 ? 0 : tile.head,
                 args.bias_stride_0 == 0 ? 0 : tile.batch);
       pipe.advance();
     }
@@ -689,12 +742,12 @@ __device__ __forceinline__ void rescale_output(float (&o)[kDv / 2], const float 
 
 // Starts s = q k^T for a consumer's rows and one tile of keys, not scaled.
 __device__ __forceinline__ void start_qk(
-    float (&s)[kBc / 2], const unsigned (&q)[kDSteps][4], unsigned long long k) {
+    float (&s)[kBc / 2], unsigned long long q, unsigned long long k) {
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kDSteps; ++step) {
     const unsigned long long k_step = step_of_columns<KChunk>(k, step);
-    wgmma_m64n112k16_f16_rs(s, q[step], k_step, step > 0);
+    wgmma_m64n64k16_f16_ss(s, step_of_columns<QChunk>(q, step), k_step, step > 0);
   }
   wgmma_commit();
 }
@@ -710,18 +763,12 @@ __device__ __forceinline__ void start_pv(float (&o)[kDv / 2], const unsigned (&p
   wgmma_commit();
 }
 
-// A warp's sixteen rows of Q, as operands of sixteen columns each. Maxima are taken of raw scores: a negative scale
-// turns Q's sign instead.
-__device__ __forceinline__ void hold_q(unsigned (&q)[kDSteps][4], const QChunk* staged, int warp, bool negative) {
-  const int lane = threadIdx.x % 32;
-  const int row = warp * 16 + lane % 16;
-#pragma unroll
-  for (int step = 0; step < kDSteps; ++step) {
-    const int piece = (step % 4 * 2 + lane / 16) ^ row % 8;
-    ldmatrix_x4(q[step], staged[step / 4] + row * kChunk + piece * 8);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) q[step][i] ^= negative ? 0x80008000u : 0u;
-  }
+// Turns the sign of a consumer's Q: maxima are taken of raw scores, which a negative scale would turn round.
+__device__ __forceinline__ void negate_q(QChunk* q, int consumer) {
+  unsigned* pairs = reinterpret_cast<unsigned*>(q);
+  for (int i = threadIdx.x % kWarpgroup; i < kDChunks * 64 * kChunk / 2; i += kWarpgroup) pairs[i] ^= 0x80008000u;
+  fence_proxy_async();
+  named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
 }
 
 // An ordered barrier: consumers compute products one after the other, so that one's softmax runs beside
@@ -957,12 +1004,12 @@ __device__ __forceinline__ void consume_tile(
 
   QChunk* q = smem.q[q_pipe.stage][consumer];
   barrier_wait(&smem.q_full[q_pipe.stage][consumer], q_pipe.phase);
-  unsigned q_operands[kDSteps][4];
-  hold_q(q_operands, q, warp, args.scale < 0.0f);
+  if (args.scale < 0.0f) negate_q(q, consumer);
+  const unsigned long long q_desc = descriptor(q);
   const unsigned long long k_desc = descriptor(smem.k), v_desc = descriptor(smem.v, sizeof(VChunk));
   constexpr int kNextK = sizeof(smem.k[0]) >> 4, kNextV = sizeof(smem.v[0]) >> 4;  // as descriptors count
   for (int n = tile.last_tile; n > last_tile; --n) {
-    // Keys that only other consumers see.
+    // Keys that only other consumers see, here or in another block of the cluster.
     order_wait(consumer);
     order_arrive(consumer);
     barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
@@ -975,7 +1022,7 @@ __device__ __forceinline__ void consume_tile(
     v_pipe.advance();
     barrier_wait(&smem.arrays_full[array_pipe.stage], array_pipe.phase);
     __syncwarp();
-    if (lane == 0) barrier_arrive(&smem.arrays_empty[array_pipe.stage]);
+    if (lane < kBiasHeads) barrier_arrive_at(&smem.arrays_empty[array_pipe.stage], lane);
     array_pipe.advance();
   }
   int n = last_tile - 1;
@@ -984,17 +1031,19 @@ __device__ __forceinline__ void consume_tile(
     unsigned p[kKeySteps][4];
     barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
     order_wait(consumer);
-    start_qk(s, q_operands, k_desc + k_pipe.stage * kNextK);
+    start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
     order_arrive(consumer);
     wgmma_wait<0>();
     hold(s);
     if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
+    // After the last scores the next Q may come.
+    if (leader && n == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);
     k_pipe.advance();
     barrier_wait(&smem.arrays_full[array_pipe.stage], array_pipe.phase);
     change(args, smem.bias_tiles[array_pipe.stage], s, unit, tile.batch, tile.head, row, n * kBc);
     if (n >= first_partial) hide_last(s, SeenKeys(args, tile.batch, row), n * kBc);
     __syncwarp();
-    if (lane == 0) barrier_arrive(&smem.arrays_empty[array_pipe.stage]);
+    if (lane < kBiasHeads) barrier_arrive_at(&smem.arrays_empty[array_pipe.stage], lane);
     array_pipe.advance();
     raise_maximum(s, softmax, rescale, scale);
     weigh(s, softmax, scale);
@@ -1006,7 +1055,7 @@ __device__ __forceinline__ void consume_tile(
       order_wait(consumer);
       start_pv(o, p, v_desc + v_pipe.stage * kNextV);
       barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
-      start_qk(s, q_operands, k_desc + k_pipe.stage * kNextK);
+      start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
       order_arrive(consumer);
       wgmma_wait<1>();
       hold(o);
@@ -1015,12 +1064,13 @@ __device__ __forceinline__ void consume_tile(
       wgmma_wait<0>();
       hold(s);
       if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
+      if (leader && n == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);
       k_pipe.advance();
       barrier_wait(&smem.arrays_full[array_pipe.stage], array_pipe.phase);
       change(args, smem.bias_tiles[array_pipe.stage], s, unit, tile.batch, tile.head, row, n * kBc);
       if (n >= first_partial) hide_last(s, SeenKeys(args, tile.batch, row), n * kBc);
       __syncwarp();
-      if (lane == 0) barrier_arrive(&smem.arrays_empty[array_pipe.stage]);
+      if (lane < kBiasHeads) barrier_arrive_at(&smem.arrays_empty[array_pipe.stage], lane);
       array_pipe.advance();
       if (raise_maximum(s, softmax, rescale, scale)) rescale_output(o, rescale);
       weigh(s, softmax, scale);
@@ -1051,8 +1101,10 @@ __device__ __forceinline__ void consume_tile(
       args.lse[at] = (softmax.max[h] + log2f(row_sum)) * kLn2;
     }
   }
-  // Outputs take the place of Q, of which each warp has read its own rows alone.
-  OChunk* staged = q;
+  // The outputs before have left once the thread that sent them off sees so.
+  OChunk* staged = smem.o[consumer];
+  if (leader) tma_wait_read<0>();
+  named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
   stage_output(staged, o, inverse, warp);
   const auto write = [&](int row, int x, float value) {
     staged_output(staged, 16 * warp + row, x) = __float2half_rn(value);
@@ -1063,13 +1115,12 @@ __device__ __forceinline__ void consume_tile(
   if (leader) {
     store_outputs(maps, staged, tile, first_row);
     tma_commit();
-    tma_wait_read<0>();
-    barrier_arrive(&smem.q_empty[q_pipe.stage]);
+    if (last_tile == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);  // no scores have done so
   }
   q_pipe.advance();
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
+extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     attention_f16_d64_biasf16_kernel(const AttentionArgs args, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
@@ -1090,11 +1141,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
     for (int i = 0; i < kArrayStages; ++i) {
       barrier_init(&smem.arrays_full[i], 1);
-      barrier_init(&smem.arrays_empty[i], 4 * kConsumers);
+      barrier_init(&smem.arrays_empty[i], 4 * kConsumers * kBiasHeads);
     }
     fence_barrier_init();
   }
-  __syncthreads();
+  cluster_sync();
 
   PipelineState<kQStages> q_pipe;
   PipelineState<kKStages> k_pipe;
@@ -1113,12 +1164,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       for_each_tile(args, [&](const Tile& tile) { bring_arrays(args, maps, smem, tile, array_pipe); });
     }
   } else {
-    take_registers<160>();
+    take_registers<112>();
     const int consumer = warp / 4 - 1;
     if (consumer == kConsumers - 1) order_arrive(consumer);
     for_each_tile(args, [&](const Tile& tile) {
       consume_tile(args, maps, smem, tile, consumer, q_pipe, k_pipe, v_pipe, array_pipe);
     });
+    tma_wait_read<0>();
+    // Barriers are there until their block ends: not before the neighbour has arrived at them for the last time.
+    cluster_sync();
   }
 }
 
@@ -1173,7 +1227,8 @@ extern "C" int attention_f16_d64_biasf16(const AttentionArgs* args, cudaStream_t
   }
   const long long batch = args->batch, num_q_heads = args->num_q_heads;
   const long long seqlen_q = args->seqlen_q;
-  const long long blocks = (seqlen_q + kBr - 1) / kBr * num_q_heads * batch;
+  const long long blocks = (seqlen_q + kBr - 1) / kBr *
+      ((num_q_heads + kBiasHeads - 1) / kBiasHeads * kBiasHeads) * batch;
   if (blocks == 0) return cudaSuccess;
   if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
   const bool any_keys = args->seqlen_k > 0;  // without, their arrays may be null
@@ -1185,12 +1240,12 @@ extern "C" int attention_f16_d64_biasf16(const AttentionArgs* args, cudaStream_t
   if (q_status != cudaSuccess) return q_status;
   const cudaError_t k_status = encode_map(
       &maps.k, any_keys ? args->k : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 64, 112,
+      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 64, 64,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (k_status != cudaSuccess) return k_status;
   const cudaError_t v_status = encode_map(
       &maps.v, any_keys ? args->v : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 112,
+      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 64,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (v_status != cudaSuccess) return v_status;
   const cudaError_t o_status = encode_map(
@@ -1203,8 +1258,8 @@ extern "C" int attention_f16_d64_biasf16(const AttentionArgs* args, cudaStream_t
         &maps.bias, args->bias,
         {args->seqlen_k, args->bias_stride_2 == 0 ? 1 : args->seqlen_q, args->bias_stride_1 == 0 ? 1 : args->num_q_heads,
          args->bias_stride_0 == 0 ? 1 : args->batch},
-        {args->bias_stride_2, args->bias_stride_1, args->bias_stride_0}, 16, 192,
-        CU_TENSOR_MAP_SWIZZLE_32B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+        {args->bias_stride_2, args->bias_stride_1, args->bias_stride_0}, 64, 128,
+        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
     if (bias_status != cudaSuccess) return bias_status;
   }
   constexpr size_t smem_bytes = sizeof(SharedStorage);
@@ -1217,4 +1272,4 @@ extern "C" int attention_f16_d64_biasf16(const AttentionArgs* args, cudaStream_t
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f16", "batch": 4, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto", "scoring": {"bias": "f16"}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 192, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 112, "persistent": true, "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "bias_stages": 2, "bias_heads": 1, "seen_bits": false, "k_stages": 2, "v_stages": 2, "summed_columns": 0, "schedule": "chained", "q_in_registers": true, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f16_d64_biasf16", "launches": [{"threads": 512, "smem_bytes": 168960, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 112, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 112, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "bias", "rows": 192, "columns": 16, "swizzle": 32, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "07b43c4f63511afe", "figures": [1610, 974]}
+// flashgen: {"problem": {"dtype": "f16", "batch": 4, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto", "scoring": {"bias": "f16"}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 256, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 64, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "weights": "f16", "bias_stages": 2, "bias_heads": 2, "seen_bits": false, "k_stages": 2, "v_stages": 2, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f16_d64_biasf16", "launches": [{"threads": 640, "smem_bytes": 164864, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "bias", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "heads_together": 2, "role": "kernel"}], "digest": "bf17a7fc3c4e1888", "figures": [1818, 1012]}

@@ -4,40 +4,41 @@
 // head_dim) by strides with a contiguous head dim; a causal mask is aligned bottom-right; several query heads
 // may share one key/value head. Lengths, strides, heads and scale are run-time arguments.
 //
-// Family mma:
-//   br = 128                   query rows per block
-//   rows_per_warp = 16         query rows that one warp owns
-//   bc = 64                    keys per tile
-//   layout = padded            how rows in shared memory avoid bank conflicts
-//   d_steps = exact            q k^T's last step: of 8 columns where the head dim ends, or of 16
-//   q_in_registers = false     keep Q in registers for the whole block
-//   stages = 1                 K/V tiles in shared memory; 1: K and V are fetched in turns
+// Family wgmma:
+//   br = 128                   query rows per tile, 64 for each warpgroup that computes
+//   bc = 32                    keys per tile
+//   persistent = true          blocks stay for several tiles
+//   q_stages = 1               Q tiles in shared memory: 2 bring the next one early
+//   k_stages = 2               K tiles in shared memory
+//   v_stages = 2               V tiles in shared memory
+//   schedule = overlapped      the next scores: before these outputs, or behind them
+//   q_in_registers = false     keep Q in registers, which relieves shared memory
+//   order_of_groups = free     what warpgroups do in turns: nothing, products, exponentials
 //   rescale = lazy             when outputs follow the running maximum: once it grew, or always
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
-//   heads = 1                  heads that one block takes in turn, one's copies beside another's products
-//   min_blocks = 1             blocks per SM the compiler must leave registers for
-//   block_order = by_head      what neighbouring blocks share: a head, or a length
-//   parts = f16                float32: what each factor's two parts are, TF32 or f16 numbers
+//   section = 1                heads whose tiles start together by length, 0 all of them
+//   min_blocks = 1             blocks per SM
+//   split = in_front           who splits float32: the blocks that read it, or launches in front of them
+//   summed_columns = 64        columns of outputs that a tile's products are summed for at a time, 0 all
 //
-// Measured on NVIDIA H200, batch 4, 16 heads, 4096 rows, without a mask: 6.571 ms (median), spread 0.3 %,
-// 104.6 TFLOP/s, 255 registers per thread, occupancy 12 %. Largest error per head against float64: 5.9e-07.
+// Measured on NVIDIA H200, batch 4, 16 heads, 4096 rows, without a mask: 3.62 ms (median), spread 3.4 %,
+// 189.8 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 5.6e-07.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
 //
-//     nvcc -std=c++17 -O3 -ftz=true -arch=sm_90 -c f32_d160.cu
+//     nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c f32_d160.cu
 //     (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
 //
 // Regenerate:
 //
 //     flashgen emit f32_d160.cu \
-//         --device h200 --d 160 --family mma --set br=128 --set rows_per_warp=16 --set bc=64 \
-//         --set layout=padded --set d_steps=exact --set q_in_registers=false --set stages=1 \
-//         --set rescale=lazy --set poly_exp=0 --set heads=1 --set min_blocks=1 --set block_order=by_head \
-//         --set parts=f16
+//         --device h200 --d 160 --family wgmma --set br=128 --set bc=32 --set persistent=true \
+//         --set q_stages=1 --set k_stages=2 --set v_stages=2 --set schedule=overlapped \
+//         --set q_in_registers=false --set order_of_groups=free --set rescale=lazy --set poly_exp=0 \
+//         --set section=1 --set min_blocks=1 --set split=in_front --set summed_columns=64
 
 #include <cuda_fp16.h>
-#include <cuda_pipeline.h>
 
 #ifndef FLASHGEN_CAUSAL
 #define FLASHGEN_CAUSAL 0
@@ -50,6 +51,7 @@ struct AttentionArgs {
   const float* v;
   float* o;
   float* lse;
+  float* workspace;  // for what launches leave each other
   long long q_stride_batch, q_stride_head, q_stride_row;
   long long k_stride_batch, k_stride_head, k_stride_row;
   long long v_stride_batch, v_stride_head, v_stride_row;
@@ -57,91 +59,254 @@ struct AttentionArgs {
   int batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k;
   float scale;  // multiplies q k^T, usually 1 / sqrt(head_dim)
 };
-static_assert(sizeof(AttentionArgs) == 160, "callers from other languages pack the arguments by hand");
+static_assert(sizeof(AttentionArgs) == 168, "callers from other languages pack the arguments by hand");
 
 constexpr bool kCausal = FLASHGEN_CAUSAL;
+constexpr bool kRowsMayBeEmpty = kCausal;  // though there are keys
+constexpr bool kLaterRowsSeeMore = kCausal;
+
 using Element = float;
+using Barrier = unsigned long long;
 constexpr int kD = 160;  // head dim of queries and keys
 constexpr int kDv = 160;  // head dim of values and outputs
-constexpr int kVec = 4;  // elements per access of global memory
+constexpr int kVec = 4;  // elements that strides must be multiples of, as four are read at once
 
-constexpr int kBr = 128;  // query rows per block
-constexpr int kBc = 64;  // keys per tile
-constexpr int kRowTiles = 1;  // tiles of 16 rows that one warp owns, so that softmax never leaves it
-constexpr int kThreads = 256;
-constexpr int kStages = 1;  // K/V tiles in shared memory
+constexpr int kBr = 128;  // query rows per tile: 64 for each consumer
+constexpr int kBc = 32;  // keys per tile
+constexpr int kConsumers = 2;  // warpgroups that compute, beside the producer
+constexpr int kWarpgroup = 128;  // threads of a warpgroup
+constexpr int kThreads = 384;
+constexpr int kMaxBlocks = 132;  // that NVIDIA H200 runs at once, each of which takes several tiles
+constexpr int kKStages = 2, kVStages = 2;  // tiles of K and of V in shared memory
+constexpr int kQStages = 1;  // Q tiles in shared memory
 
-constexpr int kKeyTiles = kBc / 8;  // columns of eight keys in a warp's scores
-constexpr int kWideSteps = 10;  // steps of 16 along the head dim in q k^T
-constexpr int kValueTiles = 20;  // columns of eight in a warp's outputs
+// A tile in shared memory is made of chunks of 64 columns in two parts, large ones and small ones, whose rows of 128
+// bytes are swizzled. So it lies in memory as well, where launches in front leave it.
+constexpr int kChunk = 64;
+constexpr int kDChunks = (kD + kChunk - 1) / kChunk;
+constexpr int kDvChunks = (kDv + kChunk - 1) / kChunk;
+constexpr int kDSteps = (kD + 15) / 16;  // steps of 16 along the head dim in q k^T
+constexpr int kSummed = 64;  // columns of outputs that a tile's products are summed for at a time
+constexpr int kKeySteps = kBc / 16;  // steps of 16 along the keys in p v
+constexpr int kValueTiles = kDv / 8;  // columns of eight in a thread's outputs
 
-// Elements between rows in shared memory.
-constexpr int kQStride = 164;
-constexpr int kKStride = 164;
-constexpr int kVStride = 164;
+// Named barriers of the block, by consumer.
+constexpr int kConsumerBarrier = 1;  // its own
 
-// float32 is brought into the range of f16 by powers of two, its units: of Q for a warp, of K and V for what arrived
-// so far. The largest element is at first between 2^12 and 2^13 of them; beyond 2^15 they grow.
+// At the barriers of K and V one lane arrives for its warp. compute-sanitizer's racecheck takes an arrival for the
+// arriving lane's alone, whatever __syncwarp came before: for it all arrive.
+#ifdef FLASHGEN_RACECHECK
+constexpr int kArrivals = 32;
+#else
+constexpr int kArrivals = 1;
+#endif
+
+constexpr int kTileRows = 64, kSplitThreads = 128;  // of a block that splits
+// Words of 32 bits from one tile in memory to the next: 32 behind its chunks, the first of which is its unit.
+constexpr int kQueryWords = kTileRows * kDChunks * kChunk + 32;
+constexpr int kKeyWords = kBc * kDChunks * kChunk + 32, kValueWords = kBc * kDvChunks * kChunk + 32;
+// What comes of it to shared memory: two parts are as many bytes as one float32.
+constexpr unsigned kUnitBytes = 4 * sizeof(float);
+constexpr unsigned kQBytes = kTileRows * kDChunks * kChunk * sizeof(Element) + kUnitBytes;  // of one consumer
+constexpr unsigned kKBytes = kBc * kDChunks * kChunk * sizeof(Element) + kUnitBytes;
+constexpr unsigned kVBytes = kBc * kDvChunks * kChunk * sizeof(Element) + kUnitBytes;
+
+// float32 is brought into the range of f16 by powers of two, its units: each tile of Q, K and V has its own, in which its
+// largest element is between 2^12 and 2^13.
 constexpr int kTopExponent = 12;
 constexpr float kLeastUnit = 9.62964972193618e-35f;  // 2^-113, that of zeros, so that products of units are normal
 // Weights are kept 2^13 times as large, so that their small parts are not too small for f16.
 constexpr float kWeightExponent = 13.0f, kWeightUnit = 0.0001220703125f;
 
-constexpr float kLimit = 32768.0f;
-
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
-constexpr bool kRowsMayBeEmpty = kCausal;  // though there are keys
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 
+using QChunk = __half[2][kTileRows * kChunk];  // of the 64 rows of one consumer, large parts and small ones
+using KChunk = __half[2][kBc * kChunk];
+using VChunk = KChunk;
+
 struct SharedStorage {
-  alignas(16) Element q[kBr * kQStride];
-  alignas(16) Element k[kStages][kBc * kKStride];
-  alignas(16) Element v[kStages][kBc * kVStride];
-  alignas(16) float largest[2][kThreads / 32];  // of K and of V, by warp
+  alignas(1024) QChunk q[kQStages][kConsumers][kDChunks];  // by consumer
+  alignas(1024) KChunk k[kKStages][kDChunks];
+  alignas(1024) VChunk v[kVStages][kDvChunks];
+  alignas(16) float q_unit[kQStages][kConsumers][4], k_unit[kKStages][4], v_unit[kVStages][4];
+  // A stage is full once its bytes have arrived, and empty once every consumer has done with it.
+  Barrier q_full[kQStages][kConsumers], q_empty[kQStages];
+  Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
 };
-static_assert(sizeof(SharedStorage) == 168000, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 197632, "the size that pruning counted on");
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
-// Copies kBytes (4, 8 or 16) from global to shared memory while the thread goes on; zeros unless `inside`.
-template <int kBytes>
-__device__ __forceinline__ void copy_async(void* shared, const void* global, bool inside) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  const int from_global = inside ? kBytes : 0;
-  if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 :
-                 : "r"(address), "l"(global), "r"(from_global)
-                 : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
-                 :
-                 : "r"(address), "l"(global), "n"(kBytes), "r"(from_global)
-                 : "memory");
-  }
+// Waits until the launches in front of this one, of the same call, have ended and what they wrote can be read.
+__device__ __forceinline__ void wait_for_earlier_launches() {
+  asm volatile("griddepcontrol.wait;" : : : "memory");
 }
 
-__device__ __forceinline__ void ldmatrix_x4(unsigned* m, const void* row) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-               : "r"(address));
+// Lets the next launch begin wherever there is room. It waits for the end of this one itself.
+__device__ __forceinline__ void let_next_launch_begin() {
+  asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+}
+#endif
+
+__device__ __forceinline__ unsigned shared_address(const void* pointer) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
-__device__ __forceinline__ void ldmatrix_x4_trans(unsigned* m, const void* row) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-               : "r"(address));
+// PTX by name; a host compiler that emulates a card brings its own.
+#ifdef __CUDACC__
+// A barrier in shared memory (PTX mbarrier): a phase ends when `arrivals` threads have arrived and all announced bytes
+// are there.
+__device__ __forceinline__ void barrier_init(Barrier* barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
 
-// D += A B for one warp: A is 16 x k by rows, B is k x 8 by columns, D is 16 x 8.
-__device__ __forceinline__ void mma_m16n8k16_f16(float* d, const unsigned* a, const unsigned* b) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+// Shows initialised barriers to the copy engine.
+__device__ __forceinline__ void fence_barrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(Barrier* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(shared_address(barrier)) : "memory");
+}
+
+// Arrives, and announces bytes that copies will bring in this phase.
+__device__ __forceinline__ void barrier_expect(Barrier* barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+               :
+               : "r"(shared_address(barrier)), "r"(bytes)
+               : "memory");
+}
+
+// Waits for the end of the phase of that parity. A new barrier's previous phase counts as one of parity 1, ended.
+__device__ __forceinline__ void barrier_wait(Barrier* barrier, unsigned parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}"
+      :
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+}
+
+// Waits until `threads` threads have come to barrier `id` of the block, this one's warp among them.
+__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
+// Brings bytes that lie side by side to shared memory; counts them towards `barrier`.
+__device__ __forceinline__ void bulk_load(void* shared, const void* global, unsigned bytes, Barrier* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+      :
+      : "r"(shared_address(shared)), "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+}
+
+// Changes how many registers a thread of this warpgroup has, whose four warps all call it.
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(kRegisters));
+}
+
+// True in one lane of a full warp.
+__device__ __forceinline__ bool elect_one() {
+  unsigned elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "elect.sync _|p, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(elected));
+  return elected != 0;
+}
+
+// Orders what this warpgroup's threads wrote to registers before its next products.
+__device__ __forceinline__ void wgmma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
+}
+
+// Closes a group of products.
+__device__ __forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
+}
+
+// Waits for all but the last kGroups groups.
+template <int kGroups>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(kGroups) : "memory");
+}
+
+// Keeps the compiler from reading products before the wait that precedes this.
+template <int n>
+__device__ __forceinline__ void hold(float (&registers)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) asm volatile("" : "+f"(registers[i]) : : "memory");
+}
+
+// Makes the compiler forget what it knows of a value: it then works out what follows from it where that is needed,
+// rather than once and for all in a register each.
+__device__ __forceinline__ void forget(unsigned long long& value) {
+  asm volatile("" : "+l"(value));
+}
+
+// D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. q k^T reads both factors from shared memory,
+// p v has p in registers and v by rows of n.
+__device__ __forceinline__ void wgmma_m64n32k16_f16_ss(
+    float (&d)[16], unsigned long long a, unsigned long long b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %18, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+      "%16, %17, p, 1, 1, 0, 0;\n"
+      "}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+      : "l"(a), "l"(b), "r"(int(accumulate)));
+}
+
+__device__ __forceinline__ void wgmma_m64n64k16_f16_rs_trans(
+    float (&d)[32], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "{%32, %33, %34, %35}, %36, p, 1, 1, 1;\n"
+      "}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));
+}
+
+__device__ __forceinline__ void wgmma_m64n32k16_f16_rs_trans(
+    float (&d)[16], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %21, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+      "{%16, %17, %18, %19}, %20, p, 1, 1, 1;\n"
+      "}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));
 }
 
 #endif
@@ -175,451 +340,296 @@ __device__ __forceinline__ float largest_of(float4 x) {
   return fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
 }
 
-__device__ __forceinline__ float largest_in_warp(float x) {
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
-  return x;
+// Where a head's tiles in parts begin.
+__device__ __forceinline__ float* queries_of(const AttentionArgs& args, int batch, int head) {
+  const long long tiles = (args.seqlen_q + kTileRows - 1) / kTileRows;
+  float* const parts = args.workspace;
+  return parts + (static_cast<long long>(batch) * args.num_q_heads + head) * tiles * kQueryWords;
+}
+__device__ __forceinline__ float* keys_of_head(const AttentionArgs& args, int batch, int head) {
+  const long long batches = args.batch, tiles = (args.seqlen_k + kBc - 1) / kBc;
+  float* const parts = args.workspace + (batches * args.num_q_heads * ((args.seqlen_q + 63) / 64) * 12320 + 63) / 64 * 64;
+  return parts + (static_cast<long long>(batch) * args.num_kv_heads + head) * tiles * kKeyWords;
+}
+__device__ __forceinline__ float* values_of_head(const AttentionArgs& args, int batch, int head) {
+  const long long batches = args.batch, tiles = (args.seqlen_k + kBc - 1) / kBc;
+  float* const parts = args.workspace + (batches * args.num_q_heads * ((args.seqlen_q + 63) / 64) * 12320 + 63) / 64 * 64 +
+                       (batches * args.num_kv_heads * ((args.seqlen_k + 31) / 32) * 6176 + 63) / 64 * 64;
+  return parts + (static_cast<long long>(batch) * args.num_kv_heads + head) * tiles * kValueWords;
 }
 
-// One access of a tile's copy: kVec elements, zeros unless `inside`.
-__device__ __forceinline__ void copy_vector(Element* shared, const Element* global, bool inside) {
-  copy_async<kVec * sizeof(Element)>(shared, global, inside);
+// What wgmma reads from `start` on: rows of 128 bytes, swizzled, groups of eight rows one after the other; chunks of 64
+// columns `chunk_bytes` apart where the columns are what is multiplied in parallel.
+__device__ __forceinline__ unsigned long long descriptor(const void* start, unsigned chunk_bytes = 16) {
+  constexpr unsigned long long kSwizzle128 = 1ULL << 62, kGroupOfRows = 1024ULL >> 4 << 32;
+  return kSwizzle128 | kGroupOfRows | static_cast<unsigned long long>(chunk_bytes >> 4) << 16 |
+         (shared_address(start) & 0x3ffff) >> 4;
 }
 
-__device__ __forceinline__ int q_offset(int row, int x) {
-  return row * kQStride + x;
+// The descriptor of a step of 32 bytes along the columns of a tile's chunks, and of one of sixteen keys along its rows.
+template <typename Chunk>
+__device__ __forceinline__ unsigned long long step_of_columns(unsigned long long tile, int step) {
+  return tile + ((step / 4 * int(sizeof(Chunk)) + step % 4 * 32) >> 4);
+}
+__device__ __forceinline__ unsigned long long step_of_keys(unsigned long long tile, int step) {
+  return tile + (step * 16 * 128 >> 4);
 }
 
-__device__ __forceinline__ int k_offset(int key, int x) {
-  return key * kKStride + x;
-}
+// Where a pipeline of `stages` buffers stands: the buffer, and the parity of the phase that fills it.
+template <int stages>
+struct PipelineState {
+  int stage = 0;
+  unsigned phase = 0;
 
-__device__ __forceinline__ int v_offset(int key, int x) {
-  return key * kVStride + x;
-}
-
-// A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
-// Rows from `rows` on become zeros.
-__device__ __forceinline__ void fetch_q(Element* tile, const Element* source, long long stride, int rows) {
-  const int first_row = threadIdx.x / 8, first_x = threadIdx.x % 8 * kVec;
-#pragma unroll
-  for (int r = 0; r < 4; ++r) {
-    const int row = first_row + r * 32;
-#pragma unroll
-    for (int x = 0; x < kD; x += 32) {
-      copy_vector(tile + q_offset(row, first_x + x), source + x, row < rows);
+  __device__ __forceinline__ void advance() {
+    if (++stage == stages) {
+      stage = 0;
+      phase ^= 1;
     }
-    source += 32 * stride;
   }
-}
-
-// A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
-// Rows from `rows` on become zeros.
-__device__ __forceinline__ void fetch_k(Element* tile, const Element* source, long long stride, int rows) {
-  const int first_row = threadIdx.x / 8, first_x = threadIdx.x % 8 * kVec;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int row = first_row + r * 32;
-#pragma unroll
-    for (int x = 0; x < kD; x += 32) {
-      copy_vector(tile + k_offset(row, first_x + x), source + x, row < rows);
-    }
-    source += 32 * stride;
-  }
-}
-
-// A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
-// Rows from `rows` on become zeros.
-__device__ __forceinline__ void fetch_v(Element* tile, const Element* source, long long stride, int rows) {
-  const int first_row = threadIdx.x / 8, first_x = threadIdx.x % 8 * kVec;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int row = first_row + r * 32;
-#pragma unroll
-    for (int x = 0; x < kDv; x += 32) {
-      copy_vector(tile + v_offset(row, first_x + x), source + x, row < rows);
-    }
-    source += 32 * stride;
-  }
-}
-
-// One warp's state: its rows of Q, O and the softmax, as the fragments of the tensor cores have them. A lane owns
-// rows g and g + 8 of each row tile, g = lane / 4, and of each column tile columns 2 c and 2 c + 1, c = lane % 4.
-struct Warp {
-  float o[kRowTiles][kValueTiles][4] = {};
-  float row_max[kRowTiles][2];  // in units of the exponents of two
-  float row_sum[kRowTiles][2] = {};
 };
 
-using Scores = float[kRowTiles][kKeyTiles][4];
-constexpr int kOperand = kRowTiles * 4;  // a lane's scores that make an operand of 8 keys
+// The work of one block at a time: kBr query rows of one head, and the keys that they see.
+struct Tile {
+  int first_row, head, batch;
+  int last_tile;  // of keys: some row sees those of [first_tile, last_tile)
+  static constexpr int first_tile = 0;
 
-// Splits a warp's own rows of Q in their place, the sign turned where asked for, and returns the unit. Of every eight
-// columns the big parts come first, and then the small ones.
-__device__ __forceinline__ float split_q(Element* q, int first_row, bool negative) {
-  constexpr int kChunks = 160 / 8;
-  float largest = 0.0f;
-  for (int i = threadIdx.x % 32; i < 16 * kRowTiles * kChunks; i += 32) {
-    const float* source = q + q_offset(first_row + i / kChunks, i % kChunks * 8);
-    const float* rest = q + q_offset(first_row + i / kChunks, i % kChunks * 8 + 4);
-    largest = fmaxf(largest, fmaxf(largest_of(*reinterpret_cast<const float4*>(source)),
-                                   largest_of(*reinterpret_cast<const float4*>(rest))));
+  __device__ __forceinline__ Tile(const AttentionArgs& args, int q_tile, int head, int batch)
+      : head(head), batch(batch) {
+    first_row = q_tile * kBr;
+    int end_key = args.seqlen_k;
+    if (kCausal) end_key = max(0, min(end_key, first_row + kBr + args.seqlen_k - args.seqlen_q));
+    last_tile = (end_key + kBc - 1) / kBc;
   }
-  const float unit = unit_of(largest_in_warp(largest));
-  const float factor = negative ? -inverse_of(unit) : inverse_of(unit);
-  for (int i = threadIdx.x % 32; i < 16 * kRowTiles * kChunks; i += 32) {
-    float* first = q + q_offset(first_row + i / kChunks, i % kChunks * 8);
-    float* second = q + q_offset(first_row + i / kChunks, i % kChunks * 8 + 4);
-    const float4 x = *reinterpret_cast<const float4*>(first), y = *reinterpret_cast<const float4*>(second);
-    const Parts parts[4] = {split(x.x * factor, x.y * factor), split(x.z * factor, x.w * factor),
-                            split(y.x * factor, y.y * factor), split(y.z * factor, y.w * factor)};
-    *reinterpret_cast<uint4*>(first) = make_uint4(parts[0].big, parts[1].big, parts[2].big, parts[3].big);
-    *reinterpret_cast<uint4*>(second) = make_uint4(parts[0].small, parts[1].small, parts[2].small, parts[3].small);
-  }
-  __syncwarp();
-  return unit;
-}
-
-// The units of K and V.
-struct Units {
-  float k = kLeastUnit, v = kLeastUnit;
 };
 
-constexpr int kKShare = 10;  // accesses of 16 bytes by which a thread copies a tile of K
+// Divides by what is the same for many numbers, multiplying by its inverse (Granlund and Montgomery, "Division by
+// invariant integers using multiplication", 1994), which finds the quotient or one less.
+struct Divisor {
+  int value;
+  unsigned inverse;
 
-// Reads what this thread has copied of a tile, and returns the largest magnitude in it.
-__device__ __forceinline__ float read_k(float4 (&share)[kKShare], const Element* tile) {
-  const int first_row = threadIdx.x / 8, first_x = threadIdx.x % 8 * kVec;
-  float largest = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kKShare; ++i) {
-    const int row = first_row + i / 5 * 32, x = first_x + i % 5 * 32;
-    share[i] = *reinterpret_cast<const float4*>(tile + k_offset(row, x));
-    largest = fmaxf(largest, largest_of(share[i]));
+  __device__ __forceinline__ explicit Divisor(int value) : value(value), inverse(0xffffffffu / unsigned(value)) {}
+
+  __device__ __forceinline__ int divide(int number, int& remainder) const {
+    const int quotient = __umulhi(number, inverse);
+    remainder = number - quotient * value;
+    const bool less = remainder >= value;
+    remainder -= less ? value : 0;
+    return quotient + less;
   }
-  return largest;
-}
+};
 
-// Writes it back in units, of every eight columns first the big parts and then the small ones.
-__device__ __forceinline__ void write_k(Element* tile, const float4 (&share)[kKShare], float unit) {
-  const int first_row = threadIdx.x / 8, first_x = threadIdx.x % 8 * kVec;
-  const float factor = inverse_of(unit);
-#pragma unroll
-  for (int i = 0; i < kKShare; ++i) {
-    const int row = first_row + i / 5 * 32, x = first_x + i % 5 * 32;
-    const Parts left = split(share[i].x * factor, share[i].y * factor);
-    const Parts right = split(share[i].z * factor, share[i].w * factor);
-    Element* big = tile + k_offset(row, x / 8 * 8) + x % 8 / 2;
-    Element* small = tile + k_offset(row, x / 8 * 8 + 4) + x % 8 / 2;
-    *reinterpret_cast<uint2*>(big) = make_uint2(left.big, right.big);
-    *reinterpret_cast<uint2*>(small) = make_uint2(left.small, right.small);
-  }
-}
-
-constexpr int kVShare = 10;  // accesses of 16 bytes by which a thread copies a tile of V
-
-// Reads what this thread has copied of a tile, and returns the largest magnitude in it.
-__device__ __forceinline__ float read_v(float4 (&share)[kVShare], const Element* tile) {
-  const int first_row = threadIdx.x / 8, first_x = threadIdx.x % 8 * kVec;
-  float largest = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kVShare; ++i) {
-    const int row = first_row + i / 5 * 32, x = first_x + i % 5 * 32;
-    share[i] = *reinterpret_cast<const float4*>(tile + v_offset(row, x));
-    largest = fmaxf(largest, largest_of(share[i]));
-  }
-  return largest;
-}
-
-// Writes it back in units, of every eight columns first the big parts and then the small ones.
-__device__ __forceinline__ void write_v(Element* tile, const float4 (&share)[kVShare], float unit) {
-  const int first_row = threadIdx.x / 8, first_x = threadIdx.x % 8 * kVec;
-  const float factor = inverse_of(unit);
-#pragma unroll
-  for (int i = 0; i < kVShare; ++i) {
-    const int row = first_row + i / 5 * 32, x = first_x + i % 5 * 32;
-    const Parts left = split(share[i].x * factor, share[i].y * factor);
-    const Parts right = split(share[i].z * factor, share[i].w * factor);
-    Element* big = tile + v_offset(row, x / 8 * 8) + x % 8 / 2;
-    Element* small = tile + v_offset(row, x / 8 * 8 + 4) + x % 8 / 2;
-    *reinterpret_cast<uint2*>(big) = make_uint2(left.big, right.big);
-    *reinterpret_cast<uint2*>(small) = make_uint2(left.small, right.small);
-  }
-}
-
-// Of all warps; each gives what it met.
-__device__ __forceinline__ float largest_in_block(float x, float (&of_warps)[kThreads / 32]) {
-  x = largest_in_warp(x);
-  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = x;
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kThreads / 32; ++i) x = fmaxf(x, of_warps[i]);
-  return x;
-}
-
-// Splits a tile of K in its place, once each thread's own copies have arrived; then all may read the parts.
-__device__ __forceinline__ void split_k(
-    Element* k, Units& units, float (&largest)[2][kThreads / 32]) {
-  float4 k_share[kKShare];
-  float k_largest = read_k(k_share, k);
-  const bool grown = k_largest > kLimit * units.k;
-  // All have read their shares, and no one needs the tiles before any more.
-  if (__syncthreads_or(grown)) {
-    k_largest = largest_in_block(k_largest, largest[0]);
-    if (k_largest > kLimit * units.k) units.k = unit_of(k_largest);
-  }
-  write_k(k, k_share, units.k);
-  __syncthreads();
-}
-
-// Splits a tile of V in its place, once each thread's own copies have arrived; then all may read the parts.
-__device__ __forceinline__ void split_v(
-    Element* v, Units& units, float (&largest)[2][kThreads / 32]) {
-  float4 v_share[kVShare];
-  float v_largest = read_v(v_share, v);
-  const bool grown = v_largest > kLimit * units.v;
-  // All have read their shares, and no one needs the tiles before any more.
-  if (__syncthreads_or(grown)) {
-    v_largest = largest_in_block(v_largest, largest[1]);
-    if (v_largest > kLimit * units.v) units.v = unit_of(v_largest);
-  }
-  write_v(v, v_share, units.v);
-  __syncthreads();
-}
-
-// Hides the keys that a row does not see.
-__device__ __forceinline__ void mask(Scores& s, int first_row, int first_key, int seqlen_q, int seqlen_k) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int row = first_row + 16 * i + lane / 4 + e / 2 * 8;
-      const int end_key = kCausal ? min(seqlen_k, row + seqlen_k - seqlen_q + 1) : seqlen_k;
-      const int end = end_key - (first_key + lane % 4 * 2 + e % 2);
-#pragma unroll
-      for (int t = 0; t < kKeyTiles; ++t) {
-        if (t * 8 >= end) s[i][t][e] = -kInfinity;
-      }
+// The tiles of a block that stays. Where later rows see more keys, they come in pairs of one head, the longest and
+// the shortest that are left, so that all pairs take as long.
+template <typename Work>
+__device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const Work& work) {
+  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, num_heads = args.num_q_heads;
+  const Divisor items(kLaterRowsSeeMore ? (q_tiles + 1) / 2 : q_tiles);  // tiles or pairs, of one head
+  const Divisor heads(num_heads);  // of one batch
+  for (int item = blockIdx.x; item < items.value * num_heads * args.batch; item += gridDim.x) {
+    int first, head;
+    const int batch = heads.divide(items.divide(item, first), head), last = q_tiles - 1 - first;
+    for (int q_tile = kLaterRowsSeeMore ? last : first;; q_tile = first) {
+      work(Tile(args, q_tile, head, batch));
+      if (q_tile == first) break;
     }
   }
 }
+
+// Hides the keys of a tile that a row does not see.
+template <int n>
+__device__ __forceinline__ void mask(float (&s)[n], int row, int first_key, int seqlen_q, int seqlen_k) {
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    int end = seqlen_k;
+    if (kCausal) end = min(end, row + e / 2 * 8 + seqlen_k - seqlen_q + 1);
+    end -= first_key + threadIdx.x % 4 * 2 + e % 2;
+#pragma unroll
+    for (int t = 0; t < n / 4; ++t) {
+      if (t * 8 >= end) s[4 * t + e] = -kInfinity;
+    }
+  }
+}
+
+// The softmax of a thread's two rows, g = lane / 4 and g + 8 of its warp's sixteen: element i of its scores or outputs
+// belongs to row i / 2 % 2 and column 8 (i / 4) + 2 (lane % 4) + i % 2.
+struct SoftmaxState {
+  float max[2];  // running maxima of scale * score, in powers of two, and
+  float sum[2];  // this thread's share of the sums of weights
+};
 
 // Raises the running maximum of each row to the tile's. What was summed so far must be multiplied by `rescale`,
 // where true is returned.
+template <int n>
 __device__ __forceinline__ bool raise_maximum(
-    const Scores& s, Warp& warp, float (&rescale)[kRowTiles][2], float scale) {
+    const float (&s)[n], SoftmaxState& softmax, float (&rescale)[2], const float (&scale)[2]) {
   // A maximum that is out of date by a factor of 2^2.875 harms neither range nor precision. As integers, positive
   // floats compare as they are; zero bounds the others.
   bool grown = false;
 #pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
+  for (int h = 0; h < 2; ++h) {
+    int bound = 0;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      int bound = 0;
-#pragma unroll
-      for (int t = 0; t < kKeyTiles; ++t) {
-        bound = __vimax3_s32(bound, __float_as_int(s[i][t][2 * h]), __float_as_int(s[i][t][2 * h + 1]));
-      }
-      grown |= fmaf(__int_as_float(bound), scale, -warp.row_max[i][h]) > 2.875f;
+    for (int t = 0; t < n / 4; ++t) {
+      bound = __vimax3_s32(bound, __float_as_int(s[4 * t + 2 * h]), __float_as_int(s[4 * t + 2 * h + 1]));
     }
+    grown |= fmaf(__int_as_float(bound), scale[h], -softmax.max[h]) > 2.875f;
   }
   if (!__any_sync(0xffffffffu, grown)) return false;
 #pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
+  for (int h = 0; h < 2; ++h) {
+    float tile_max = fmaxf(s[2 * h], s[2 * h + 1]);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float tile_max = fmaxf(s[i][0][2 * h], s[i][0][2 * h + 1]);
-#pragma unroll
-      for (int t = 1; t < kKeyTiles; ++t) tile_max = fmaxf(tile_max, fmaxf(s[i][t][2 * h], s[i][t][2 * h + 1]));
-      tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
-      tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
-      const float row_max = fmaxf(warp.row_max[i][h], tile_max * scale);
-      // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
-      const float base = kRowsMayBeEmpty && row_max == -kInfinity ? 0.0f : row_max;
-      rescale[i][h] = exp2f(warp.row_max[i][h] - base);
-      warp.row_max[i][h] = row_max;
-      warp.row_sum[i][h] *= rescale[i][h];
-    }
+    for (int t = 1; t < n / 4; ++t) tile_max = fmaxf(tile_max, fmaxf(s[4 * t + 2 * h], s[4 * t + 2 * h + 1]));
+    tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
+    tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
+    const float row_max = fmaxf(softmax.max[h], tile_max * scale[h]);
+    // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
+    const float base = kRowsMayBeEmpty && row_max == -kInfinity ? 0.0f : row_max;
+    rescale[h] = exp2f(softmax.max[h] - base);
+    softmax.max[h] = row_max;
+    softmax.sum[h] *= rescale[h];
   }
   return true;
 }
 
-// Turns element e of a lane's scores of one tile into a weight, 2^(score - maximum), and adds it to the row's sum.
-__device__ __forceinline__ void weigh(
-    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int i, int t, int e) {
-  const float exponent = fmaf(s[i][t][e], scale, -base[i][e / 2]);
-  s[i][t][e] = exp2f(exponent);
-  warp.row_sum[i][e / 2] += s[i][t][e];
+// Turns the scores of a tile into weights, 2^(score - maximum), and adds them to the rows' sums.
+template <int n>
+__device__ __forceinline__ void weigh(float (&s)[n], SoftmaxState& softmax, const float (&scale)[2]) {
+  float base[2], sum[2][2] = {};  // of even and of odd columns: short chains of additions
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    base[h] = (kRowsMayBeEmpty && softmax.max[h] == -kInfinity ? 0.0f : softmax.max[h]) - kWeightExponent;
+  }
+#pragma unroll
+  for (int i = 0; i < n; ++i) {
+    const float exponent = fmaf(s[i], scale[i / 2 % 2], -base[i / 2 % 2]);
+    s[i] = exp2f(exponent);
+    sum[i / 2 % 2][i % 2] += s[i];
+  }
+#pragma unroll
+  for (int h = 0; h < 2; ++h) softmax.sum[h] += sum[h][0] + sum[h][1];
 }
 
-// The maxima that weights are measured against.
-__device__ __forceinline__ void get_base(const Warp& warp, float (&base)[kRowTiles][2]) {
-#pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      base[i][h] = (kRowsMayBeEmpty && warp.row_max[i][h] == -kInfinity ? 0.0f : warp.row_max[i][h]) - kWeightExponent;
-    }
-  }
+// The largest units of K and V so far.
+struct LargestUnits {
+  float of_keys = 0.0f, of_values = 0.0f;
+};
+
+// What scores of a tile of keys are multiplied by, which are in its unit. Where that is next to none, what is left of the
+// scale is small, since 0 * infinity is not a number.
+__device__ __forceinline__ void scale_of_tile(
+    float (&tile_scale)[2], const float (&scale)[2], float unit, LargestUnits& largest) {
+  tile_scale[0] = fmaxf(scale[0] * unit, 1e-37f);
+  tile_scale[1] = fmaxf(scale[1] * unit, 1e-37f);
+  largest.of_keys = fmaxf(largest.of_keys, unit);
+  __syncwarp();  // one lane tells for all that the unit is read
 }
 
-// The weights of `count` operands of 8 keys from `first` on: of `shares` equal ones, share `share`.
-__device__ __forceinline__ void weigh_share(
-    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int first, int count, int share,
-    int shares) {
-#pragma unroll
-  for (int e = 0; e < kKeyTiles * 4 * kRowTiles; ++e) {
-    const int within = e % kOperand;  // row tile, then column tile, then element
-    const int t = (first + e / kOperand) * 1 + within % 4 / 4;
-    const bool chosen = e < count * kOperand && e * shares / (count * kOperand) == share;
-    if (chosen && t < kKeyTiles) weigh(s, warp, base, scale, within / 4, t, within % 4);
-  }
-}
+// Weights as operands of sixteen keys each, in two parts: two neighbouring tiles of eight, as a thread has them.
+struct Weights {
+  unsigned big[kKeySteps][4], small[kKeySteps][4];
+};
 
-// s = q k^T for the warp's rows and one tile of keys, not scaled.
-__device__ __forceinline__ void multiply_qk(
-    Scores& s, const Element* q, const Element* k) {
-  const int lane = threadIdx.x % 32;
-  const Element* q_lane = q + q_offset(lane % 16, lane / 16 * 8);
-
-  const Element* k_lane = k + k_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8);
-
+__device__ __forceinline__ void split_weights(const float (&s)[kBc / 2], Weights& p) {
 #pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-    for (int t = 0; t < kKeyTiles; ++t) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) s[i][t][e] = 0.0f;
-    }
-  }
-  // The small terms are summed apart: a tensor core cuts off, at each step, what its accumulator cannot hold.
-  Scores cross = {};
-  Scores total = {};  // of whole runs of 8 steps, added without cutting off
-#pragma unroll
-  for (int step = 0; step < kWideSteps; ++step) {
-    unsigned a[kRowTiles][4], a_small[kRowTiles][4];
-#pragma unroll
-    for (int i = 0; i < kRowTiles; ++i) {
-      const Element* row = q_lane + 16 * i * kQStride + step * 16;
-      ldmatrix_x4(a[i], row);
-      ldmatrix_x4(a_small[i], q_lane + 16 * i * kQStride + (step * 16 + 4));
-    }
-#pragma unroll
-    for (int t = 0; t < kKeyTiles; t += 2) {
-      // Two tiles of eight keys, each as two halves of the step.
-      unsigned b[4], b_small[4];
-      ldmatrix_x4(b, k_lane + t * 8 * kKStride + step * 16);
-      ldmatrix_x4(b_small, k_lane + t * 8 * kKStride + (step * 16 + 4));
-#pragma unroll
-      for (int u = 0; u < 2; ++u) {
-#pragma unroll
-        for (int i = 0; i < kRowTiles; ++i) {
-          mma_m16n8k16_f16(cross[i][t + u], a_small[i], b + 2 * u);
-          mma_m16n8k16_f16(s[i][t + u], a[i], b + 2 * u);
-        }
-      }
-#pragma unroll
-      for (int u = 0; u < 2; ++u) {
-#pragma unroll
-        for (int i = 0; i < kRowTiles; ++i) mma_m16n8k16_f16(cross[i][t + u], a[i], b_small + 2 * u);
-      }
-    }
-    if (step % 8 == 7 && step + 1 < kWideSteps) {
-#pragma unroll
-      for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-        for (int t = 0; t < kKeyTiles; ++t) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            total[i][t][e] += s[i][t][e];
-            s[i][t][e] = 0.0f;
-          }
-        }
-      }
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-    for (int t = 0; t < kKeyTiles; ++t) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) s[i][t][e] += total[i][t][e] + cross[i][t][e];
-    }
+  for (int i = 0; i < kBc / 4; ++i) {
+    const Parts parts = split(s[2 * i], s[2 * i + 1]);
+    p.big[i / 4][i % 4] = parts.big;
+    p.small[i / 4][i % 4] = parts.small;
   }
 }
 
-// The weights that the first products with V need.
-__device__ __forceinline__ void weigh_first(Scores& s, Warp& warp, float scale) {
-  float base[kRowTiles][2];
-  get_base(warp, base);
-  weigh_share(s, warp, base, scale, 0, 8, 0, 1);
+// Adds what a tile's products have made of columns from kFirst on.
+template <int kFirst = 0, int n>
+__device__ __forceinline__ void accumulate(float (&o)[kDv / 2], const float (&tile_o)[n], float unit) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) o[kFirst / 2 + i] = fmaf(tile_o[i], unit, o[kFirst / 2 + i]);
 }
 
-__device__ __forceinline__ void rescale_output(Warp& warp, const float (&rescale)[kRowTiles][2]) {
+__device__ __forceinline__ void rescale_output(float (&o)[kDv / 2], const float (&rescale)[2]) {
 #pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
+  for (int i = 0; i < kDv / 2; ++i) o[i] *= rescale[i / 2 % 2];
+}
+
+// Starts s = q k^T for a consumer's rows and one tile of keys, not scaled.
+__device__ __forceinline__ void start_qk(
+    float (&s)[kBc / 2], unsigned long long q, unsigned long long k) {
+  forget(q);  // descriptors of all steps would be many
+  wgmma_fence();
+  // The small terms first: what the large ones leave no room for is cut off.
+  constexpr int kSmallQ = sizeof(QChunk) / 2 >> 4, kSmallK = sizeof(KChunk) / 2 >> 4;
 #pragma unroll
-    for (int n = 0; n < kValueTiles; ++n) {
+  for (int step = 0; step < kDSteps; ++step) {
+    const unsigned long long q_step = step_of_columns<QChunk>(q, step), k_step = step_of_columns<KChunk>(k, step);
+    wgmma_m64n32k16_f16_ss(s, q_step + kSmallQ, k_step, step > 0);
+    wgmma_m64n32k16_f16_ss(s, q_step, k_step + kSmallK, true);
+  }
 #pragma unroll
-      for (int e = 0; e < 4; ++e) warp.o[i][n][e] *= rescale[i][e / 2];
-    }
+  for (int step = 0; step < kDSteps; ++step) {
+    wgmma_m64n32k16_f16_ss(s, step_of_columns<QChunk>(q, step), step_of_columns<KChunk>(k, step), true);
+  }
+  wgmma_commit();
+}
+
+// Starts tile_o = p v for a consumer's rows and some columns of one tile of keys, apart from o: the tensor cores cut off what a sum
+// cannot hold, and the sum over all keys would feel it.
+__device__ __forceinline__ void start_pv(float (&tile_o)[64 / 2], const Weights& p, unsigned long long v) {
+  constexpr int kSmallV = sizeof(VChunk) / 2 >> 4;
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < kKeySteps; ++step) {
+    const unsigned long long v_step = step_of_keys(v, step);
+    wgmma_m64n64k16_f16_rs_trans(tile_o, p.small[step], v_step, step > 0);
+    wgmma_m64n64k16_f16_rs_trans(tile_o, p.big[step], v_step + kSmallV, true);
+  }
+#pragma unroll
+  for (int step = 0; step < kKeySteps; ++step) {
+    wgmma_m64n64k16_f16_rs_trans(tile_o, p.big[step], step_of_keys(v, step), true);
+  }
+  wgmma_commit();
+}
+
+__device__ __forceinline__ void start_pv(float (&tile_o)[32 / 2], const Weights& p, unsigned long long v) {
+  constexpr int kSmallV = sizeof(VChunk) / 2 >> 4;
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < kKeySteps; ++step) {
+    const unsigned long long v_step = step_of_keys(v, step);
+    wgmma_m64n32k16_f16_rs_trans(tile_o, p.small[step], v_step, step > 0);
+    wgmma_m64n32k16_f16_rs_trans(tile_o, p.big[step], v_step + kSmallV, true);
+  }
+#pragma unroll
+  for (int step = 0; step < kKeySteps; ++step) {
+    wgmma_m64n32k16_f16_rs_trans(tile_o, p.big[step], step_of_keys(v, step), true);
+  }
+  wgmma_commit();
+}
+
+// Adds what a tile makes of the columns behind the first kSummed, as many at a time.
+template <int kFirst = kSummed>
+__device__ __forceinline__ void add_other_columns(
+    float (&o)[kDv / 2], float (&tile_o)[kSummed / 2], const Weights& p, unsigned long long v, float unit) {
+  if constexpr (kFirst + kSummed <= kDv) {
+    start_pv(tile_o, p, v + (kFirst / kChunk * sizeof(VChunk) >> 4));
+    wgmma_wait<0>();
+    hold(tile_o);
+    accumulate<kFirst>(o, tile_o, unit);
+    add_other_columns<kFirst + kSummed>(o, tile_o, p, v, unit);
+  } else {  // fewer, in registers of their own
+    float last_o[(kDv - kFirst) / 2];
+    start_pv(last_o, p, v + (kFirst / kChunk * sizeof(VChunk) >> 4));
+    wgmma_wait<0>();
+    hold(last_o);
+    accumulate<kFirst>(o, last_o, unit);
   }
 }
 
-// o += p v for one tile of keys, with V in `unit`. 64 keys at a time are summed apart from zero: a tensor core cuts
-// off, at each step, what its accumulator cannot hold, and the sum over all keys would feel it.
-__device__ __forceinline__ void multiply_pv(Warp& warp, const Scores& p, const Element* v, float unit) {
-  const int lane = threadIdx.x % 32;
-  // Two tiles of weights, as a lane has them, are one operand of sixteen keys.
-  unsigned p_big[kRowTiles][kKeyTiles * 2], p_small[kRowTiles][kKeyTiles * 2];
-#pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-    for (int f = 0; f < kKeyTiles * 2; ++f) {
-      const Parts parts = split(p[i][f / 2][f % 2 * 2], p[i][f / 2][f % 2 * 2 + 1]);
-      p_big[i][f] = parts.big;
-      p_small[i][f] = parts.small;
-    }
-  }
-  const Element* v_lane = v + v_offset(lane % 16, lane / 16 * 8);
-
-#pragma unroll
-  for (int n = 0; n < 20; n += 2) {
-#pragma unroll
-    for (int first_tile = 0; first_tile < kKeyTiles; first_tile += 8) {
-      float sum[kRowTiles][2][4] = {};
-#pragma unroll
-      for (int t = first_tile; t < min(first_tile + 8, kKeyTiles); t += 2) {
-        unsigned b[4], b_small[4];
-        ldmatrix_x4_trans(b, v_lane + t * 8 * kVStride + n * 8);
-        ldmatrix_x4_trans(b_small, v_lane + t * 8 * kVStride + (n * 8 + 4));
-#pragma unroll
-        for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-          for (int w = 0; w < 2; ++w) mma_m16n8k16_f16(sum[i][w], p_small[i] + 2 * t, b + w * 2);
-        }
-#pragma unroll
-        for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-          for (int w = 0; w < 2; ++w) mma_m16n8k16_f16(sum[i][w], p_big[i] + 2 * t, b_small + w * 2);
-        }
-#pragma unroll
-        for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-          for (int w = 0; w < 2; ++w) mma_m16n8k16_f16(sum[i][w], p_big[i] + 2 * t, b + w * 2);
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-        for (int w = 0; w < 2; ++w) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) warp.o[i][n + w][e] = fmaf(sum[i][w][e], unit, warp.o[i][n + w][e]);
-        }
-      }
-    }
-  }
+// Where the log-sum-exps of a tile's head start.
+__device__ __forceinline__ long long lse_index(const AttentionArgs& args, const Tile& tile) {
+  return (1LL * tile.batch * args.num_q_heads + tile.head) * args.seqlen_q;
 }
 
 // Whether what the tensor cores made of a row can be trusted. Beyond 2^20, the maximum is rounded by more than weights
@@ -708,6 +718,11 @@ __device__ __forceinline__ void recompute_rows(
   }
 }
 
+// The rows of outputs of a tile's head.
+__device__ __forceinline__ float* output_rows(const AttentionArgs& args, const Tile& tile) {
+  return args.o + tile.batch * args.o_stride_batch + tile.head * args.o_stride_head;
+}
+
 // Whether parts of f16 lose no more of a row than float32 may. They are multiples of 2^-24 of their units, so that they
 // lose up to 2^-25, of elements that are small beside the largest of their tensor. What that does to scores must be
 // below 2^-21, or below the rounding of float32 in the row's largest; what it does to outputs, with the weights that
@@ -721,177 +736,456 @@ __device__ __forceinline__ bool within_range(
   return scores_keep && (outputs_keep || (magnitude == 0.0f && value_unit == kLeastUnit));
 }
 
-// Brings sums of weights from their unit to what they are, or to infinity for rows that parts cannot serve.
-// `num_keys` were walked.
-__device__ __forceinline__ void leave_units(
-    Warp& warp, float score_unit, float value_unit, int num_keys) {
+// Of a thread's columns of a row.
+__device__ __forceinline__ float sum_of_magnitudes(const float (&o)[kDv / 2], int h) {
+  float sums[2] = {};  // of even and of odd columns: short chains of additions
 #pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
+  for (int n = 0; n < kValueTiles; ++n) {
+    sums[0] += fabsf(o[4 * n + 2 * h]);
+    sums[1] += fabsf(o[4 * n + 2 * h + 1]);
+  }
+  return sums[0] + sums[1];
+}
+
+// Divides by the sums and writes a thread's shares of its two rows, but for what is to be computed again.
+__device__ __forceinline__ void write_output(
+    float* o_rows, long long stride, const float (&o)[kDv / 2], const float (&inverse)[2], unsigned untrusted, int row,
+    int seqlen_q) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float& row_sum = warp.row_sum[i][h];
-      row_sum *= kWeightUnit;
-      float magnitude = 0.0f, sum = row_sum;
+  for (int h = 0; h < 2; ++h) {
+    if (row + 8 * h >= seqlen_q || untrusted >> h & 1) continue;
+    float* target = o_rows + (row + 8 * h) * stride + threadIdx.x % 4 * 2;
 #pragma unroll
-      for (int n = 0; n < kValueTiles; ++n) {
-        magnitude += fabsf(warp.o[i][n][2 * h]) + fabsf(warp.o[i][n][2 * h + 1]);
-      }
-      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-      const bool seen = warp.row_max[i][h] != -kInfinity;
-      if (seen && !within_range(score_unit, warp.row_max[i][h], value_unit, magnitude, sum, num_keys)) {
-        row_sum = kInfinity;
-      }
+    for (int n = 0; n < kValueTiles; ++n) {
+      const float first = o[4 * n + 2 * h] * inverse[h], second = o[4 * n + 2 * h + 1] * inverse[h];
+      *reinterpret_cast<float2*>(target + 8 * n) = make_float2(first, second);
     }
   }
 }
 
-// Divides by the sums and writes the warp's rows of o and of the log-sum-exp, but for those that it returns: bit i
-// stands for the lane's row in the i-th eight of the warp's.
-__device__ __forceinline__ unsigned write_rows(
-    const Warp& warp, Element* o, long long stride, float* lse, int first_row, int seqlen_q) {
-  const int lane = threadIdx.x % 32;
-  unsigned untrusted = 0;
-#pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float row_sum = warp.row_sum[i][h];
-      row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
-      row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
-      const bool keeps = trusted(warp.row_max[i][h], row_sum);
-      const float inverse = keeps ? 1.0f / row_sum : 0.0f;
-      const int row = first_row + 16 * i + lane / 4 + 8 * h;
-      bool inside = row < seqlen_q;
-      if (inside && !keeps) {
-        untrusted |= 1u << (2 * i + h);
-        inside = false;
-      }
-      if (lse != nullptr && inside && lane % 4 == 0) {
-        lse[row] = (warp.row_max[i][h] + log2f(row_sum)) * kLn2;
-      }
-      Element* target = o + row * stride;
-      if (!inside) continue;
-#pragma unroll
-      for (int n = 0; n < kValueTiles; ++n) {
-        const int x = n * 8 + lane % 4 * 2;
-        const float first = warp.o[i][n][2 * h] * inverse, second = warp.o[i][n][2 * h + 1] * inverse;
-        *reinterpret_cast<float2*>(target + x) = make_float2(first, second);
-      }
-    }
+// Where the tiles of the head of keys are that a tile of rows sees.
+struct KeySource {
+  const float *keys, *values;
+
+  __device__ __forceinline__ KeySource(const AttentionArgs& args, const Tile& tile) {
+    const int kv_head = tile.head / (args.num_q_heads / args.num_kv_heads);
+    keys = keys_of_head(args, tile.batch, kv_head);
+    values = values_of_head(args, tile.batch, kv_head);
   }
-  return untrusted;
+};
+
+// Starts to bring a tile in parts, and its unit, counting their bytes towards `full`.
+template <int kRows, int kChunks>
+__device__ __forceinline__ void load_tile(
+    __half (*chunks)[2][kRows * kChunk], float (&unit)[4], const float* source, Barrier* full) {
+  constexpr int kWords = kRows * kChunks * kChunk;
+  bulk_load(chunks, source, kWords * sizeof(float), full);
+  bulk_load(unit, source + kWords, kUnitBytes, full);
+}
+
+// Of 64 rows of Q. Consumers that have none take others'.
+__device__ __forceinline__ void load_queries(
+    const AttentionArgs& args, QChunk* q, float (&unit)[4], Barrier* full, const Tile& tile, int first_row) {
+  const long long nth = min(first_row, args.seqlen_q - 1) / kTileRows;
+  load_tile<kTileRows, kDChunks>(q, unit, queries_of(args, tile.batch, tile.head) + nth * kQueryWords, full);
+}
+__device__ __forceinline__ void load_keys(
+    KChunk* k, float (&unit)[4], Barrier* full, int nth, const KeySource& source) {
+  load_tile<kBc, kDChunks>(k, unit, source.keys + static_cast<long long>(nth) * kKeyWords, full);
+}
+__device__ __forceinline__ void load_values(
+    VChunk* v, float (&unit)[4], Barrier* full, int nth, const KeySource& source) {
+  load_tile<kBc, kDvChunks>(v, unit, source.values + static_cast<long long>(nth) * kValueWords, full);
+}
+
+// Brings one tile's Q, and the K and V that it sees, to shared memory as stages become empty. From the last keys to
+// the first, so that tiles with a mask come first; each K before the V that its scores will overtake. The first
+// consumer need not wait for the others' Q.
+__device__ __forceinline__ void produce_tile(
+    const AttentionArgs& args, SharedStorage& smem, const Tile& tile,
+    PipelineState<kQStages>& q_pipe, PipelineState<kKStages>& k_pipe, PipelineState<kVStages>& v_pipe) {
+  const auto produce_q = [&](int consumer) {
+    Barrier* const full = &smem.q_full[q_pipe.stage][consumer];
+    barrier_expect(full, kQBytes);
+    load_queries(args, smem.q[q_pipe.stage][consumer], smem.q_unit[q_pipe.stage][consumer], full, tile, tile.first_row + 64 * consumer);
+  };
+  barrier_wait(&smem.q_empty[q_pipe.stage], q_pipe.phase ^ 1);
+  produce_q(0);
+  const KeySource source(args, tile);
+  const auto produce_k = [&](int n) {
+    Barrier* const full = &smem.k_full[k_pipe.stage];
+    barrier_wait(&smem.k_empty[k_pipe.stage], k_pipe.phase ^ 1);
+    barrier_expect(full, kKBytes);
+    load_keys(smem.k[k_pipe.stage], smem.k_unit[k_pipe.stage], full, n, source);
+    k_pipe.advance();
+  };
+  if (tile.first_tile < tile.last_tile) produce_k(tile.last_tile - 1);
+#pragma unroll 1
+  for (int consumer = 1; consumer < kConsumers; ++consumer) produce_q(consumer);
+  q_pipe.advance();
+#pragma unroll 1
+  for (int n = tile.last_tile - 1; n >= tile.first_tile; --n) {
+    if (n > tile.first_tile) produce_k(n - 1);
+    Barrier* const full = &smem.v_full[v_pipe.stage];
+    barrier_wait(&smem.v_empty[v_pipe.stage], v_pipe.phase ^ 1);
+    barrier_expect(full, kVBytes);
+    load_values(smem.v[v_pipe.stage], smem.v_unit[v_pipe.stage], full, n, source);
+    v_pipe.advance();
+  }
+}
+
+// One consumer's 64 rows of a tile.
+__device__ __forceinline__ void consume_tile(
+    const AttentionArgs& args, SharedStorage& smem, const Tile& tile, int consumer,
+    PipelineState<kQStages>& q_pipe, PipelineState<kKStages>& k_pipe, PipelineState<kVStages>& v_pipe) {
+  const int warp = threadIdx.x % kWarpgroup / 32, lane = threadIdx.x % 32;
+  const bool leader = threadIdx.x % kWarpgroup == 0;
+  const int first_row = tile.first_row + 64 * consumer;
+  const int row = first_row + 16 * warp + lane / 4;  // and row + 8
+  // The consumer's rows see tiles [first_tile, last_tile) of keys, and those before `first_partial` whole.
+  const int first_tile = Tile::first_tile;
+  int last_tile = first_row < args.seqlen_q ? tile.last_tile : first_tile, first_partial = args.seqlen_k / kBc;
+  if (kCausal) {
+    const int aligned = first_row + args.seqlen_k - args.seqlen_q;  // the first row's own place among the keys
+    first_partial = min(first_partial, max(0, aligned + 1) / kBc);
+    last_tile = min(last_tile, (max(0, aligned + 64) + kBc - 1) / kBc);
+  }
+  SoftmaxState softmax;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    softmax.max[h] = -kInfinity;
+    softmax.sum[h] = 0.0f;
+  }
+  float o[kDv / 2];
+#pragma unroll
+  for (int i = 0; i < kDv / 2; ++i) o[i] = 0.0f;
+
+  const QChunk* q = smem.q[q_pipe.stage][consumer];
+  barrier_wait(&smem.q_full[q_pipe.stage][consumer], q_pipe.phase);
+  const float q_unit = smem.q_unit[q_pipe.stage][consumer][0];
+  float scale[2] = {q_unit, q_unit};
+#pragma unroll
+  for (int h = 0; h < 2; ++h) scale[h] = fmaxf(scale[h] * (fabsf(args.scale) * kLog2e), 1e-37f);
+  LargestUnits largest;
+  const unsigned long long q_desc = descriptor(q);
+  const unsigned long long k_desc = descriptor(smem.k), v_desc = descriptor(smem.v, sizeof(VChunk));
+  constexpr int kNextK = sizeof(smem.k[0]) >> 4, kNextV = sizeof(smem.v[0]) >> 4;  // as descriptors count
+  for (int n = tile.last_tile; n > last_tile; --n) {
+    // Keys that only other consumers see.
+    barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+    named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);  // no warp may fall behind by a phase
+    if (lane < kArrivals) barrier_arrive(&smem.k_empty[k_pipe.stage]);
+    k_pipe.advance();
+    barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
+    named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
+    if (lane < kArrivals) barrier_arrive(&smem.v_empty[v_pipe.stage]);
+    v_pipe.advance();
+  }
+  int n = last_tile - 1;
+  if (n >= first_tile) {
+    float s[kBc / 2], rescale[2], tile_scale[2];
+    float tile_o[kSummed / 2], v_unit;
+    Weights p;
+    barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+    start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
+    wgmma_wait<0>();
+    hold(s);
+    scale_of_tile(tile_scale, scale, smem.k_unit[k_pipe.stage][0], largest);
+    if (lane < kArrivals) barrier_arrive(&smem.k_empty[k_pipe.stage]);
+    // After the last scores the next Q may come.
+    if (leader && n == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);
+    k_pipe.advance();
+    if (n >= first_partial) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
+    raise_maximum(s, softmax, rescale, tile_scale);
+    weigh(s, softmax, tile_scale);
+    barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
+    split_weights(s, p);
+    v_unit = smem.v_unit[v_pipe.stage][0];
+    largest.of_values = fmaxf(largest.of_values, v_unit);
+    if (n > first_tile) barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+#pragma unroll 1
+    for (--n; n >= first_tile; --n) {
+      // The next weights are made while these outputs are multiplied.
+      start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
+      start_pv(tile_o, p, v_desc + v_pipe.stage * kNextV);
+      const int v_stage = v_pipe.stage;
+      v_pipe.advance();
+      wgmma_wait<1>();
+      hold(s);
+      scale_of_tile(tile_scale, scale, smem.k_unit[k_pipe.stage][0], largest);
+      if (lane < kArrivals) barrier_arrive(&smem.k_empty[k_pipe.stage]);
+      if (leader && n == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);
+      k_pipe.advance();
+      if (n >= first_partial) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
+      const bool grown = raise_maximum(s, softmax, rescale, tile_scale);
+      weigh(s, softmax, tile_scale);
+      // Sums are never negative. Asked for here, they keep the compiler from making weights after the outputs.
+      const bool positive = !(softmax.sum[0] + softmax.sum[1] < 0.0f);
+      if (n > first_tile && positive) barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+      wgmma_wait<0>();
+      hold(tile_o);
+      accumulate(o, tile_o, v_unit);
+      add_other_columns(o, tile_o, p, v_desc + v_stage * kNextV, v_unit);
+      if (lane < kArrivals) barrier_arrive(&smem.v_empty[v_stage]);
+      barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
+      split_weights(s, p);
+      v_unit = smem.v_unit[v_pipe.stage][0];
+      largest.of_values = fmaxf(largest.of_values, v_unit);
+      if (grown) rescale_output(o, rescale);
+    }
+    start_pv(tile_o, p, v_desc + v_pipe.stage * kNextV);
+    wgmma_wait<0>();
+    hold(tile_o);
+    accumulate(o, tile_o, v_unit);
+    add_other_columns(o, tile_o, p, v_desc + v_pipe.stage * kNextV, v_unit);
+    if (lane < kArrivals) barrier_arrive(&smem.v_empty[v_pipe.stage]);
+    v_pipe.advance();
+  }
+
+  float inverse[2];
+  unsigned untrusted = 0;  // of the thread's rows, by bits: what is to be computed again
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float row_sum = softmax.sum[h];
+    row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
+    row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
+    const float magnitude = sum_of_magnitudes(o, h) * kWeightUnit;
+    const float score_unit = scale[h] * largest.of_keys, sum = row_sum * kWeightUnit;
+    if (!within_range(score_unit, softmax.max[h], largest.of_values, magnitude, sum, args.seqlen_k)) {
+      row_sum = kInfinity;  // which one lane of four may see alone
+    }
+    const bool inside = row + 8 * h < args.seqlen_q, keeps = trusted(softmax.max[h], row_sum);
+    inverse[h] = keeps ? 1.0f / row_sum : 0.0f;
+    if (inside && !keeps) {
+      untrusted |= 1u << h;
+    } else if (inside && args.lse != nullptr && lane % 4 == 0) {
+      const long long at = lse_index(args, tile) + row + 8 * h;
+      args.lse[at] = (softmax.max[h] + log2f(row_sum) - kWeightExponent) * kLn2;
+    }
+  }  float* const o_rows = output_rows(args, tile);
+  write_output(o_rows, args.o_stride_row, o, inverse, untrusted, row, args.seqlen_q);
+  const auto write = [&](int i, int x, float value) {
+    o_rows[(first_row + 16 * warp + i) * args.o_stride_row + x] = value;
+  };
+  recompute_rows<16>(args, tile.batch, tile.head, first_row + 16 * warp, untrusted, write);
+  if (leader && last_tile == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);  // no scores have done so
+  q_pipe.advance();
+}
+
+// The largest of all threads' numbers of a block, none of which is negative.
+__device__ __forceinline__ float largest_of_block(float x, float* of_warps) {
+  const unsigned of_warp = __reduce_max_sync(0xffffffffu, __float_as_uint(x));  // positive floats compare as they are
+  __syncthreads();  // nobody reads those of another array any more
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = __uint_as_float(of_warp);
+  __syncthreads();
+  float largest = 0.0f;
+#pragma unroll
+  for (int warp = 0; warp < kSplitThreads / 32; ++warp) largest = fmaxf(largest, of_warps[warp]);
+  return largest;
+}
+
+// Splits a tile of `count` rows of kWidth numbers, times a sign, all threads of a block together; zeros for what is not
+// there.
+template <int kRows, int kWidth, int kChunks>
+__device__ __forceinline__ void split_tile(
+    float* tile, const Element* source, long long stride, int count, float sign, float* of_warps) {
+  constexpr int kRowsAtOnce = kSplitThreads / 8, kTimes = kRows / kRowsAtOnce;  // eight threads do a row of a chunk
+  constexpr int kPart = kRows * 128;  // bytes of the large parts of a chunk, or of the small ones behind them
+  const int piece = threadIdx.x % 8, first_row = threadIdx.x / 8;
+  float4 x[kChunks][kTimes][2];
+  float largest = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 2 * kChunks * kTimes; ++i) {
+    const int chunk = i / 2 / kTimes, row = first_row + i / 2 % kTimes * kRowsAtOnce, column = chunk * kChunk + piece * 8;
+    const bool inside = row < count && column < kWidth;
+    const float4* const four_of = reinterpret_cast<const float4*>(source + row * stride + column) + i % 2;
+    const float4 four = inside ? *four_of : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    x[chunk][i / 2 % kTimes][i % 2] = four;
+    largest = fmaxf(largest, largest_of(four));
+  }
+  const float unit = unit_of(largest_of_block(largest, of_warps)), factor = sign * inverse_of(unit);
+#pragma unroll
+  for (int i = 0; i < kChunks * kTimes; ++i) {
+    const float4 (&eight)[2] = x[i / kTimes][i % kTimes];
+    const int row = first_row + i % kTimes * kRowsAtOnce;
+    const Parts pairs[4] = {
+        split(eight[0].x * factor, eight[0].y * factor), split(eight[0].z * factor, eight[0].w * factor),
+        split(eight[1].x * factor, eight[1].y * factor), split(eight[1].z * factor, eight[1].w * factor)};
+    char* const target =
+        reinterpret_cast<char*>(tile) + i / kTimes * 2 * kPart + row * 128 + (piece ^ row % 8) * 16;
+    *reinterpret_cast<uint4*>(target) = make_uint4(pairs[0].big, pairs[1].big, pairs[2].big, pairs[3].big);
+    *reinterpret_cast<uint4*>(target + kPart) =
+        make_uint4(pairs[0].small, pairs[1].small, pairs[2].small, pairs[3].small);
+  }
+  float4* const behind = reinterpret_cast<float4*>(tile + kChunks * 2 * kPart / 4);
+  if (threadIdx.x == 0) *behind = make_float4(unit, 0.0f, 0.0f, 0.0f);
+}
+
+// Splits queries; a block does a tile.
+extern "C" __global__ void __launch_bounds__(kSplitThreads)
+    attention_f32_d160_query_tiles(const AttentionArgs args) {
+  extern __shared__ __align__(1024) unsigned char shared_bytes[];
+  float* const of_warps = reinterpret_cast<float*>(shared_bytes);
+  let_next_launch_begin();
+  const int tiles = (args.seqlen_q + kTileRows - 1) / kTileRows;
+  const int tile = int(blockIdx.x) % tiles, head = int(blockIdx.x) / tiles % args.num_q_heads;
+  const int batch = int(blockIdx.x) / tiles / args.num_q_heads;
+  const long long first_row = tile * kTileRows;
+  const int count = args.seqlen_q - tile * kTileRows;
+  split_tile<kTileRows, kD, kDChunks>(
+      queries_of(args, batch, head) + static_cast<long long>(tile) * kQueryWords,
+      args.q + batch * args.q_stride_batch + head * args.q_stride_head + first_row * args.q_stride_row,
+      args.q_stride_row, count, args.scale < 0.0f ? -1.0f : args.scale > 0.0f ? 1.0f : 0.0f, of_warps);
+}
+
+// Splits keys and values; a block does a tile of both.
+extern "C" __global__ void __launch_bounds__(kSplitThreads)
+    attention_f32_d160_walked_tiles(const AttentionArgs args) {
+  extern __shared__ __align__(1024) unsigned char shared_bytes[];
+  float* const of_warps = reinterpret_cast<float*>(shared_bytes);
+  wait_for_earlier_launches();
+  let_next_launch_begin();
+  const int tiles = (args.seqlen_k + kBc - 1) / kBc;
+  const int tile = int(blockIdx.x) % tiles, head = int(blockIdx.x) / tiles % args.num_kv_heads;
+  const int batch = int(blockIdx.x) / tiles / args.num_kv_heads;
+  const long long first_row = tile * kBc;
+  const int count = args.seqlen_k - tile * kBc;
+  split_tile<kBc, kD, kDChunks>(
+      keys_of_head(args, batch, head) + static_cast<long long>(tile) * kKeyWords,
+      args.k + batch * args.k_stride_batch + head * args.k_stride_head + first_row * args.k_stride_row,
+      args.k_stride_row, count, 1.0f, of_warps);
+  split_tile<kBc, kDv, kDvChunks>(
+      values_of_head(args, batch, head) + static_cast<long long>(tile) * kValueWords,
+      args.v + batch * args.v_stride_batch + head * args.v_stride_head + first_row * args.v_stride_row,
+      args.v_stride_row, count, 1.0f, of_warps);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_f32_d160_kernel(const AttentionArgs args) {
-  extern __shared__ __align__(16) unsigned char shared_bytes[];
+  extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
-  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr;
-  // Blocks of one head are neighbours, so that they share its K and V in L2; under a causal mask the longest of
-  // them go first.
-  const int nth = int(blockIdx.x) % q_tiles;
-  const int q_tile = kCausal ? q_tiles - 1 - nth : nth;
-  const int head = int(blockIdx.x) / q_tiles % args.num_q_heads;
-  const int batch = int(blockIdx.x) / q_tiles / args.num_q_heads;
-  const int kv_head = head / (args.num_q_heads / args.num_kv_heads);
-
-  const Element* q = args.q + batch * args.q_stride_batch + head * args.q_stride_head;
-  const Element* k = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
-  const Element* v = args.v + batch * args.v_stride_batch + kv_head * args.v_stride_head;
-
-  const int first_row = q_tile * kBr;
+  wait_for_earlier_launches();
   // Read from one lane, so that the compiler knows it to be the same in all.
-  const int warp_index = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
-  const int warp_row = warp_index * 16 * kRowTiles;  // the warp's first row within the block
-  const int diagonal = args.seqlen_k - args.seqlen_q;
-  int end_key = args.seqlen_k;  // of all that the block sees
-  if (kCausal) end_key = max(0, min(end_key, first_row + kBr + diagonal));
-  const int first_tile = 0, last_tile = (end_key + kBc - 1) / kBc;
-  // The warp computes tiles before `end_tile`, none where its rows lie beyond Q, and masks from `masked_tile` on.
-  int end_tile = first_row + warp_row < args.seqlen_q ? last_tile : first_tile, masked_tile = args.seqlen_k / kBc;
-  if (kCausal) {
-    const int seen_by_first = first_row + warp_row + diagonal + 1;
-    masked_tile = min(masked_tile, max(0, seen_by_first) / kBc);
-    const int seen_by_last = first_row + warp_row + 16 * kRowTiles + diagonal;
-    end_tile = min(end_tile, (max(0, seen_by_last) + kBc - 1) / kBc);
-  }
-  const Element* warp_q = smem.q + warp_row * kQStride;
-  // Maxima are taken of raw scores: a negative scale turns Q's sign instead.
-  const float scale_of_q = fabsf(args.scale) * kLog2e;
-
-  // Each thread copies its own share of every tile.
-  const Element* q_share = q + (first_row + int(threadIdx.x) / 8) * args.q_stride_row + threadIdx.x % 8 * kVec;
-  fetch_q(smem.q, q_share, args.q_stride_row, args.seqlen_q - first_row);
-  k += (first_tile * kBc + int(threadIdx.x) / 8) * args.k_stride_row + threadIdx.x % 8 * kVec;
-  v += (first_tile * kBc + int(threadIdx.x) / 8) * args.v_stride_row + threadIdx.x % 8 * kVec;
-  if (first_tile < last_tile) {
-    fetch_k(smem.k[0], k, args.k_stride_row, args.seqlen_k - first_tile * kBc);
-    k += kBc * args.k_stride_row;
-  }
-  __pipeline_commit();
-
-  Warp warp;
-#pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) warp.row_max[i][0] = warp.row_max[i][1] = -kInfinity;
-  __pipeline_wait_prior(0);
-
-  __syncthreads();  // Q is there
-  const float scale_of_units = scale_of_q * split_q(smem.q, warp_row, args.scale < 0.0f);
-
-  Units units;
-
-  for (int tile = first_tile; tile < last_tile; ++tile) {
-    __pipeline_wait_prior(0);
-
-    // K is there, and no warp needs V any more.
-    split_k(smem.k[0], units, smem.largest);
-    const float scale = fmaxf(scale_of_units * units.k, 1e-30f);
-    fetch_v(smem.v[0], v, args.v_stride_row, args.seqlen_k - tile * kBc);
-    v += kBc * args.v_stride_row;
-    __pipeline_commit();
-
-    Scores s;
-    if (tile < end_tile) multiply_qk(s, warp_q, smem.k[0]);
-    __pipeline_wait_prior(0);
-
-    // V is there, and no warp needs K any more.
-    split_v(smem.v[0], units, smem.largest);
-    if (tile + 1 < last_tile) {
-      fetch_k(smem.k[0], k, args.k_stride_row, args.seqlen_k - (tile + 1) * kBc);
-      k += kBc * args.k_stride_row;
+  const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kQStages; ++i) {
+      for (int consumer = 0; consumer < kConsumers; ++consumer) barrier_init(&smem.q_full[i][consumer], 1);
+      barrier_init(&smem.q_empty[i], kConsumers);
     }
-    __pipeline_commit();
-
-    if (tile < end_tile) {
-      if (tile >= masked_tile) mask(s, first_row + warp_row, tile * kBc, args.seqlen_q, args.seqlen_k);
-      float rescale[kRowTiles][2];
-      if (raise_maximum(s, warp, rescale, scale)) rescale_output(warp, rescale);
-
-      weigh_first(s, warp, scale);
-      multiply_pv(warp, s, smem.v[0], units.v * kWeightUnit);
+    for (int i = 0; i < kKStages; ++i) {
+      barrier_init(&smem.k_full[i], 1);
+      barrier_init(&smem.k_empty[i], kArrivals * 4 * kConsumers);
     }
+    for (int i = 0; i < kVStages; ++i) {
+      barrier_init(&smem.v_full[i], 1);
+      barrier_init(&smem.v_empty[i], kArrivals * 4 * kConsumers);
+    }
+    fence_barrier_init();
   }
-  leave_units(warp, scale_of_units * units.k, units.v, args.seqlen_k);
-  // Found only now, so that registers are free for the loop.
-  Element* o = args.o + batch * args.o_stride_batch + head * args.o_stride_head;
-  float* lse = args.lse == nullptr ? nullptr : args.lse + (1LL * batch * args.num_q_heads + head) * args.seqlen_q;
+  __syncthreads();
 
-  const int own_row = first_row + __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0) * 16 * kRowTiles;
-  const unsigned untrusted = write_rows(
-      warp, o, args.o_stride_row, lse, own_row, args.seqlen_q);
-  const auto write = [&](int row, int x, float value) {
-    o[(own_row + row) * args.o_stride_row + x] = value;
-  };
-  recompute_rows<16 * kRowTiles>(args, batch, head, own_row, untrusted, write);
+  PipelineState<kQStages> q_pipe;
+  PipelineState<kKStages> k_pipe;
+  PipelineState<kVStages> v_pipe;
+  if (warp < 4) {
+    give_registers<40>();
+    if (warp == 0 && elect_one()) {
+      for_each_tile(args, [&](const Tile& tile) {
+        produce_tile(args, smem, tile, q_pipe, k_pipe, v_pipe);
+      });
+    }
+  } else {
+    take_registers<232>();
+    const int consumer = warp / 4 - 1;
+    for_each_tile(args, [&](const Tile& tile) {
+      consume_tile(args, smem, tile, consumer, q_pipe, k_pipe, v_pipe);
+    });
+  }
 }
 
 #ifndef __CUDACC_RTC__
+// Returns how many bytes args->workspace must have room for.
+extern "C" long long attention_f32_d160_workspace_bytes(const AttentionArgs* args) {
+  const long long batch = args->batch, num_kv_heads = args->num_kv_heads;
+  const long long num_q_heads = args->num_q_heads, seqlen_k = args->seqlen_k;
+  const long long seqlen_q = args->seqlen_q;
+  return 4 * ((batch * num_q_heads * ((seqlen_q + 63) / 64) * 12320 + 63) / 64 * 64 +
+              (batch * num_kv_heads * ((seqlen_k + 31) / 32) * 6176 + 63) / 64 * 64 +
+              (batch * num_kv_heads * ((seqlen_k + 31) / 32) * 6176 + 63) / 64 * 64);
+}
+
+// How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
+// itself; the first waits for whatever was launched before the call.
+static cudaLaunchConfig_t configure(unsigned blocks, unsigned threads, size_t smem_bytes, cudaStream_t stream,
+                                    cudaLaunchAttribute& attribute, bool& begun) {
+  attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = begun;
+  begun = true;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = smem_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return config;
+}
+
+static int launch_query_tiles(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
+  const long long batch = args->batch, num_q_heads = args->num_q_heads;
+  const long long seqlen_q = args->seqlen_q;
+  const long long blocks = (seqlen_q + kTileRows - 1) / kTileRows * num_q_heads * batch;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  constexpr size_t smem_bytes = 16;
+  const cudaError_t status =
+      cudaFuncSetAttribute(attention_f32_d160_query_tiles, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (status != cudaSuccess) return status;
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(unsigned(blocks), 128, smem_bytes, stream, attribute, begun);
+  return cudaLaunchKernelEx(&config, attention_f32_d160_query_tiles, *args);
+}
+
+static int launch_walked_tiles(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
+  const long long batch = args->batch, num_kv_heads = args->num_kv_heads;
+  const long long seqlen_k = args->seqlen_k;
+  const long long blocks = (seqlen_k + kBc - 1) / kBc * num_kv_heads * batch;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  constexpr size_t smem_bytes = 16;
+  const cudaError_t status =
+      cudaFuncSetAttribute(attention_f32_d160_walked_tiles, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (status != cudaSuccess) return status;
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(unsigned(blocks), 128, smem_bytes, stream, attribute, begun);
+  return cudaLaunchKernelEx(&config, attention_f32_d160_walked_tiles, *args);
+}
+
+static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
+  const long long batch = args->batch, num_q_heads = args->num_q_heads;
+  const long long seqlen_q = args->seqlen_q;
+  const long long blocks = (seqlen_q + kBr - 1) / kBr * num_q_heads * batch;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  constexpr size_t smem_bytes = sizeof(SharedStorage);
+  const cudaError_t status =
+      cudaFuncSetAttribute(attention_f32_d160_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (status != cudaSuccess) return status;
+  const unsigned grid = unsigned(blocks < kMaxBlocks ? blocks : kMaxBlocks);
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(grid, kThreads, smem_bytes, stream, attribute, begun);
+  return cudaLaunchKernelEx(&config, attention_f32_d160_kernel, *args);
+}
+
 // Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
 // suit 16-byte accesses, cudaErrorInvalidValue for a shape the kernel does not serve.
 extern "C" int attention_f32_d160(const AttentionArgs* args, cudaStream_t stream) {
   if (args->batch < 0 || args->num_q_heads < 0 || args->num_kv_heads < 1 ||
       args->num_q_heads % args->num_kv_heads != 0 || args->seqlen_q < 0 || args->seqlen_k < 0) {
+    return cudaErrorInvalidValue;
+  }
+  if (args->workspace == nullptr || reinterpret_cast<unsigned long long>(args->workspace) % 16 != 0) {
     return cudaErrorInvalidValue;
   }
   const long long strides[] = {args->q_stride_batch, args->q_stride_head, args->q_stride_row,
@@ -906,18 +1200,11 @@ extern "C" int attention_f32_d160(const AttentionArgs* args, cudaStream_t stream
     const auto address = reinterpret_cast<unsigned long long>(pointer);
     if (address % (kVec * sizeof(float)) != 0) return cudaErrorMisalignedAddress;
   }
-  const long long batch = args->batch, num_q_heads = args->num_q_heads;
-  const long long seqlen_q = args->seqlen_q;
-  const long long blocks = (seqlen_q + kBr - 1) / kBr * num_q_heads * batch;
-  if (blocks == 0) return cudaSuccess;
-  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
-  constexpr size_t smem_bytes = sizeof(SharedStorage);
-  const cudaError_t status =
-      cudaFuncSetAttribute(attention_f32_d160_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
-  if (status != cudaSuccess) return status;
-  void* parameters[] = {const_cast<AttentionArgs*>(args)};
-  return cudaLaunchKernel(attention_f32_d160_kernel, dim3(unsigned(blocks)), dim3(kThreads), parameters,
-                          smem_bytes, stream);
+  bool begun = false;  // by a launch
+  if (const int status = launch_query_tiles(args, stream, begun)) return status;
+  if (const int status = launch_walked_tiles(args, stream, begun)) return status;
+  if (const int status = launch_kernel(args, stream, begun)) return status;
+  return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 160, "head_dim_v": 160, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "f16", "pack_heads": false, "br": 128, "rows_per_warp": 16, "key_warps": 1, "splits": 1, "workspace_splits": 1, "merge": "by_halves", "bc": 64, "layout": "padded", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 1, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 1, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d160", "launches": [{"threads": 256, "smem_bytes": 168000, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "7d22f227594ff4db", "figures": [1475, 831]}
+// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 160, "head_dim_v": 160, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"pack_heads": false, "br": 128, "splits": 1, "workspace_splits": 1, "split": "in_front", "bc": 32, "persistent": true, "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "k_stages": 2, "v_stages": 2, "summed_columns": 64, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d160", "launches": [{"threads": 128, "smem_bytes": 16, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "query_tiles"}, {"threads": 128, "smem_bytes": 16, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "walked_tiles", "of_keys": true, "dependent": true}, {"threads": 384, "smem_bytes": 197632, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "1e8fc69fa22e06b1", "figures": [1610, 911]}

@@ -20,9 +20,9 @@
 //   min_blocks = 1             blocks per SM
 //   split_by = tiles           what a warp that splits float32 takes: a third of the rows, or of the tiles
 //
-// Measured on NVIDIA H200, batch 64, 12 heads, 197 rows, without a mask: 98.69 us (median), spread 0.8 %,
-// 77.3 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 4.8e-07.
-// Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
+// Measured on NVIDIA H200, batch 64, 12 heads, 197 rows, without a mask: 99.23 us (median), spread 0.5 %,
+// 76.9 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 5.4e-07.
+// Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
 //

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
 from math import exp, inf, isfinite, log
 from pathlib import Path
 from statistics import fmean
@@ -13,6 +14,7 @@ from typing import Any
 from ...gen.problem import Problem
 from ..errors import FlashgenError
 from ..files import read_text, write_text
+from ..shelf.library import Entry
 from ..suites import SUITES, Workload
 from .ceilings import Bound, Ceilings, bound_of
 
@@ -83,6 +85,8 @@ class Row:
     """When its run began, where that is not the one it now stands in."""
     ceilings: Ceilings | None = None
     """Those of its run, where that is not the one it now stands in."""
+    tuned_since: str = ""
+    """When the kernel that serves it now was tuned, where the figures are of the one before."""
     disturbances: tuple[str, ...] = ()
     """What makes the figures doubtful: throttling, other processes."""
 
@@ -419,6 +423,22 @@ def merged(runs: Sequence[BenchRun]) -> BenchRun:
         errors=tuple(errors.values()),
         host_us={dtype: times for run in runs for dtype, times in run.host_us.items()},
     )
+
+
+def with_later_kernels(run: BenchRun, entries: Iterable[Entry]) -> BenchRun:
+    """Returns a run whose rows say of which kernels the library has a later one, tuned since they were
+    timed."""
+    tuned: dict[str, str] = {}
+    for each in entries:
+        if each.json_path is not None and each.kernel.device == run.device:
+            tuned.setdefault(each.json_path.stem, each.kernel.tuned_at)
+
+    def since(row: Row) -> str:
+        at, began = tuned.get(row.kernel, ""), row.began or run.began
+        is_later = row.ours and at and datetime.fromisoformat(at) > datetime.fromisoformat(began)
+        return at if is_later else ""
+
+    return replace(run, rows=tuple(replace(row, tuned_since=since(row)) for row in run.rows))
 
 
 def _of_run(row: Row, run: BenchRun, last: BenchRun) -> Row:

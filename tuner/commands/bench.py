@@ -151,10 +151,12 @@ def bench_command(words: BenchWords, json_: Json = False) -> None:
 def _recorded(words: BenchWords) -> BenchRun:
     """The runs of the files that are named, put together."""
     from ..bench import figures
+    from ..shelf import library
 
     if words.suites or words.named or words.shapes.is_given or words.errors:
         raise UsageError("--from shows a run as it is; leave suites, shapes and --errors out")
-    return figures.merged([figures.read(path) for path in words.from_ or []])
+    run = figures.merged([figures.read(path) for path in words.from_ or []])
+    return figures.with_later_kernels(run, library.entries(library.folders(words.out)))
 
 
 def _timed(words: BenchWords, say: Callable[[str], None]) -> BenchRun:

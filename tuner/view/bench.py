@@ -84,7 +84,7 @@ def suite_table(title: str, rows: Sequence[Row], run: BenchRun, *, names: bool =
         columns.append(("workload", lambda row: row.name))
     else:
         columns += SHAPE_COLUMNS
-    columns.append((OURS, lambda row: milliseconds(row.ours) + ("" if row.exact or not row.ours else "*")))
+    columns.append((OURS, _ours))
     columns.append(("TFLOP/s", lambda row: NOTHING if row.name in counted else speed(row.tflops)))
     # Of latent attention now one bounds it, now the other.
     reading = counted | {row.name for row in rows if row.problem.latent}
@@ -115,6 +115,12 @@ def suite_table(title: str, rows: Sequence[Row], run: BenchRun, *, names: bool =
     nearest = [row.name for row in rows if row.ours and not row.exact]
     if nearest:
         notes.append(f"\\* by a kernel tuned for another shape: {', '.join(nearest)}.")
+    later = [row.name for row in rows if row.tuned_since]
+    if later:
+        told = "all of them" if len(later) == len(rows) else ", ".join(later)
+        notes.append(
+            f"† by the kernel of then; another was tuned since, and not yet timed beside others: {told}."
+        )
     if any(c.scaled_from for row in rows for n, c in row.cells.items() if n in shown):
         notes.append("~ scaled from a shorter length.")
     doubts = [(row.name, why) for row in rows for why in row.disturbances]
@@ -144,6 +150,12 @@ SAME_BITS_NOTE = (
     f"{SAME_BITS}: gradients of the same bits every run; others' are held against flashgen's, of its fastest "
     "kernel where that makes such, else of one tuned for it or of the nearest variant, untuned."
 )
+
+
+def _ours(row: Row) -> str:
+    """flashgen's time, marked where it is that of another shape's kernel, or of one that served before."""
+    mark = "" if row.exact else "*"
+    return milliseconds(row.ours) + (mark + ("†" if row.tuned_since else "") if row.ours else "")
 
 
 def _shown(rows: Sequence[Row]) -> list[str]:

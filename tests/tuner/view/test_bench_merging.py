@@ -13,6 +13,7 @@ from flashgen.tuner.bench import figures
 from flashgen.tuner.bench.ceilings import Ceilings
 from flashgen.tuner.bench.figures import OURS, OURS_SAME_BITS, BenchRun, Cell, Row
 from flashgen.tuner.cli import app
+from flashgen.tuner.shelf import library
 from flashgen.tuner.suites import SUITES, Workload
 from flashgen.tuner.view.bench_markers import SECTION
 from typer.testing import CliRunner
@@ -103,6 +104,29 @@ def test_the_command_is_told_as_it_is_run() -> None:
         *(word for name in PAGES for word in ("--readme", name)),
         *("--plots", "out/bench"),
     ]
+
+
+def test_figures_of_kernels_tuned_since_are_marked(files: Path) -> None:
+    """Of whatever run: the library says when the kernel that serves a row was tuned."""
+    kernel, name = "f32_d128", "f32-d128-4096"
+    tuned = library.read(ROOT / "out" / "nvidia_h200" / f"{kernel}.json").kernel.tuned_at
+    for began, marked in (("2026-01-01T00:00:00+00:00", True), (tuned, False), (BEGAN, False)):
+        run = new_run(began, "fp32")
+        rows = tuple(replace(r, kernel=kernel) if r.name == name else r for r in run.rows)
+        figures.write(files / "run.json", replace(run, rows=rows))
+        invoke(
+            "--from",
+            str(files / "run.json"),
+            "--to",
+            str(files / "to.json"),
+            "--readme",
+            str(files / PAGES[-1]),
+        )
+        found = figures.read(files / "to.json").row(name)
+        assert found and found.tuned_since == (tuned if marked else "")
+        table = table_of((files / PAGES[-1]).read_text(encoding="utf-8"), "gpt2 fp32")
+        assert sum("†" in line for line in table) == (2 if marked else 0)
+        assert not marked or f"not yet timed beside others: {name}." in "\n".join(table)
 
 
 def test_new_suites_stand_beside_the_old_in_json_tables_and_plots(files: Path) -> None:
