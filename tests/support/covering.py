@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
-from typing import Any, TypeVar
+from itertools import accumulate, combinations
+from typing import Any
 
 from flashgen.gen.families.mma.family import Mma
 from flashgen.gen.families.wgmma.family import Wgmma
@@ -14,14 +14,13 @@ from flashgen.gen.limits import DeviceLimits
 from flashgen.gen.problem import Problem
 from flashgen.gen.variant import Illegal, Variant
 
-Assignment = dict[str, Any]
-Pair = tuple[tuple[str, Any], tuple[str, Any]]
-T = TypeVar("T")
+from tests.support.choices import LegalChoices, Order, problem_of
 
-#: Draws for one pair before it counts as impossible, and legal ones among which the best is taken.
-MAX_DRAWS, MAX_CANDIDATES = 4500, 10
-#: Every other draw keeps this share of a legal assignment with one of the values: some corners hold few.
-KEPT = 0.7
+#: Legal assignments with a pair of values among which the best is taken, and how often one of their values is
+#: chosen by chance.
+CANDIDATES, BY_CHANCE = 20, 0.1
+#: Choices after which no further assignment with a pair is looked for.
+MAX_CHOICES = 2000
 #: Variants that `draw` tries for all that it is asked for, and for one: of some spaces one in thousands
 #: is legal.
 MIN_TRIES, MAX_TRIES = 3000, 200_000
@@ -75,6 +74,15 @@ WGMMA_NUMBERS = NUMBERS[:2]
 E4M3_HEAD_DIMS = ((16, 16), (48, 80), (64, 64), (96, 208), (192, 32))
 #: What kernels have whose float32 no launches in front split: those that do have a cover of their own.
 SPLIT_IN_PLACE: dict[str, Any] = {"split": "in_place", "summed_columns": 0}
+#: And where no scores are asked for, whose arrays and bits have tests of their own.
+UNSCORED: dict[str, Any] = {"bias_stages": 0, "bias_heads": 1, "seen_bits": False}
+#: What no legal `Wgmma` of 16 bits with plain scores has otherwise: hardly one of `MAX_TRIES` has all of it.
+OF_16_BITS: dict[str, Any] = {"weights": "f16", "tangent": "polynomial", "split_by": "rows"}
+OF_16_BITS |= {**UNSCORED, **SPLIT_IN_PLACE}
+#: The same of float32 in parts that blocks split themselves.
+OF_PARTS: dict[str, Any] = dict.fromkeys(("o_apart", "p_in_shared", "q_in_registers", "pack_heads"), False)
+OF_PARTS |= {"poly_exp": 0, "tail": 0, "splits": 1, "cluster": 1, "cluster_over": "rows", "weights": "f16"}
+OF_PARTS |= {"tangent": "polynomial", **UNSCORED, **SPLIT_IN_PLACE}
 #: By warps, in multiples of eight: less than a step, half a step, whole ones, several of each kind.
 MMA_E4M3_HEAD_DIMS = ((8, 8), (16, 24), (48, 80), (64, 64), (72, 40), (128, 128), (96, 208), (192, 32))
 #: Of float32 in parts: less than a step, chunks of both kinds, split together, apart and read twice.
@@ -83,57 +91,82 @@ PARTS_HEAD_DIMS = ((8, 8), (40, 40), (64, 64), (72, 40), (96, 96), (128, 128), (
 IN_FRONT_HEAD_DIMS = ((8, 8), (36, 24), (64, 64), (72, 40), (128, 128), (64, 160), (192, 96), (256, 256))
 
 
-def pairwise(
-    factors: Mapping[str, Sequence[Any]],
-    legal: Callable[[Assignment], T | None],
-    *,
-    seed: int,
-    tied: Callable[[str, str], bool] = lambda first, second: True,
-) -> list[T]:
-    """What ``legal`` makes of assignments that between them take all pairs of values it allows.
+class Uncovered:
+    """The pairs of values that stand together in nothing chosen so far.
+
+    A set of values is an integer with a bit for each value of each factor.
+    """
+
+    def __init__(self, values: Sequence[Sequence[Any]], tied: Callable[[int, int], bool]) -> None:
+        starts = list(accumulate(map(len, values), initial=0))
+        self._bits = [
+            [1 << start + x for x in range(len(of_it))] for start, of_it in zip(starts, values, strict=False)
+        ]
+        places = range(len(values))
+        partners = [sum(sum(self._bits[b]) for b in places if b != a and tied(a, b)) for a in places]
+        self._of = [[together] * len(of_it) for together, of_it in zip(partners, values, strict=True)]
+
+    def __contains__(self, pair: Mapping[int, int]) -> bool:
+        (a, x), (b, y) = pair.items()
+        return bool(self._of[a][x] & self._bits[b][y])
+
+    def pairs(self) -> list[dict[int, int]]:
+        every = [(a, x) for a, of_it in enumerate(self._bits) for x in range(len(of_it))]
+        both = (dict(pair) for pair in combinations(every, 2) if pair[0][0] != pair[1][0])
+        return [pair for pair in both if pair in self]
+
+    def set_of(self, chosen: Iterable[tuple[int, int]]) -> int:
+        return sum(self._bits[place][x] for place, x in chosen)
+
+    def count(self, place: int, among: int) -> list[int]:
+        """Of each value of a factor, the pairs with a value of a set."""
+        return [(partners & among).bit_count() for partners in self._of[place]]
+
+    def count_all(self, chosen: Sequence[int]) -> int:
+        among = self.set_of(enumerate(chosen))
+        return sum((self._of[place][x] & among).bit_count() for place, x in enumerate(chosen)) // 2
+
+    def cover(self, chosen: Sequence[int]) -> None:
+        among = self.set_of(enumerate(chosen))
+        for place, x in enumerate(chosen):
+            self._of[place][x] &= ~among
+
+
+def pairwise(legal: LegalChoices, tied: Callable[[str, str], bool], rng: random.Random) -> list[list[int]]:
+    """Legal assignments that between them take all pairs of values that stand together in one.
 
     Only pairs of ``tied`` factors count. Greedy, by chance, the same for the same seed.
     """
-    rng = random.Random(seed)
-    names = [pair for pair in combinations(factors, 2) if tied(*pair)]
-    wanted = [((a, x), (b, y)) for a, b in names for x in factors[a] for y in factors[b]]
+    uncovered = Uncovered(legal.values, lambda a, b: tied(legal.names[a], legal.names[b]))
+    wanted = uncovered.pairs()
     rng.shuffle(wanted)
-    uncovered = dict.fromkeys(wanted)
-    chosen: list[T] = []
-    known: list[Assignment] = []
+    chosen: list[list[int]] = []
 
-    def draw(pair: Pair, near: Sequence[Sequence[Assignment]]) -> Assignment:
-        # Of either value as often: what is rare may have but a few.
-        base = rng.choice(rng.choice(near)) if near else {}
-        assignment = dict(pair)
-        for name, values in factors.items():
-            if name not in assignment:
-                keep = name in base and rng.random() < KEPT
-                assignment[name] = base[name] if keep else rng.choice(values)
-        return assignment
+    def most_first(asked: Mapping[int, int]) -> Order:
+        """Of what is uncovered with the values that are asked for or chosen, most; by chance now and then."""
 
-    def covered(assignment: Assignment) -> list[Pair]:
-        pairs = (((a, assignment[a]), (b, assignment[b])) for a, b in names)
-        return [pair for pair in pairs if pair in uncovered]
+        def order(place: int, before: Sequence[int]) -> Sequence[int]:
+            by_chance = legal.by_chance(place, before)
+            if rng.random() < BY_CHANCE:
+                return by_chance
+            known = {**asked, **dict(enumerate(before[:place]))}
+            counts = uncovered.count(place, uncovered.set_of(known.items()))
+            return sorted(by_chance, key=lambda x: -counts[x])
+
+        return order
 
     for pair in wanted:
-        if pair not in uncovered:
+        if pair not in uncovered or legal.is_impossible(pair):
             continue
-        candidates: list[tuple[int, Assignment, T]] = []
-        alike = [found for name, value in pair if (found := [a for a in known if a[name] == value])]
-        for turn in range(MAX_DRAWS):
-            assignment = draw(pair, alike if turn % 2 else ())
-            made = legal(assignment)
-            if made is not None:
-                candidates.append((len(covered(assignment)), assignment, made))
-                if len(candidates) == MAX_CANDIDATES:
-                    break
+        candidates: list[list[int]] = []
+        last = legal.num_choices + MAX_CHOICES
+        while len(candidates) < CANDIDATES and (legal.num_choices < last or not candidates):
+            if (found := legal.find(pair, most_first(pair))) is None:
+                break
+            candidates.append(found)
         if candidates:
-            _, assignment, made = max(candidates, key=lambda each: each[0])
-            for each in covered(assignment):
-                del uncovered[each]
-            known.append(assignment)
-            chosen.append(made)
+            chosen.append(max(candidates, key=uncovered.count_all))
+            uncovered.cover(chosen[-1])
     return chosen
 
 
@@ -209,7 +242,7 @@ def draw(
     for tried in range(MAX_TRIES):
         if len(found) == count or (found and tried >= MIN_TRIES + 100 * count):
             break
-        variant = family(**{name: rng.choice(of_it) for name, of_it in choices.items()})
+        variant = family.with_values({name: rng.choice(of_it) for name, of_it in choices.items()})
         try:
             variant.check(problem, limits)
         except Illegal:
@@ -239,22 +272,19 @@ def cover(
         for p in family.parameters()
     }
 
-    def legal(assignment: Assignment) -> Setting | None:
-        (dtype, precision), (d, dv) = assignment["numbers"], assignment["dims"]
-        problem = Problem(
-            dtype=dtype, precision=precision, head_dim=d, head_dim_v=dv, causal=assignment["causal"]
-        )
-        variant = family(**{p.name: assignment[p.name] for p in family.parameters()})
-        try:
-            variant.check(problem, assignment["limits"])
-        except Illegal:
-            return None
-        return Setting(variant, problem, assignment["limits"])
-
     def tied(first: str, second: str) -> bool:
         return "numbers" in (first, second) or not (first in loose or second in loose)
 
-    return pairwise(factors, legal, seed=seed, tied=tied)
+    rng = random.Random(seed)
+    legal = LegalChoices(family, factors, rng)
+    settings = []
+    for chosen in pairwise(legal, tied, rng):
+        values = legal.assignment(chosen)
+        variant = family(**{p.name: values[p.name] for p in family.parameters()})
+        setting = Setting(variant, problem_of(values), values["limits"])
+        variant.check(setting.problem, setting.limits)
+        settings.append(setting)
+    return settings
 
 
 def mma_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]:
@@ -264,22 +294,14 @@ def mma_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]:
 
 def wgmma_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]:
     """As `mma_settings`, for kernels of warpgroups; none for a card without them."""
-    held = {"weights": "f16", "bias_stages": 0, "bias_heads": 1, "seen_bits": False, **SPLIT_IN_PLACE}
+    held = {"weights": "f16", **UNSCORED, **SPLIT_IN_PLACE}
     return cover(Wgmma, cards, WGMMA_NUMBERS, WGMMA_HEAD_DIMS, loose=WGMMA_LOOSE, held=held, seed=seed)
 
 
 def e4m3_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]:
     """As `wgmma_settings`, of eight bits."""
     held = {"p_in_shared": False, "q_in_registers": False, "cluster_over": "rows", "cluster": 1, "tail": 0}
-    held |= {
-        "pack_heads": False,
-        "splits": 1,
-        "weights": "f16",
-        "bias_stages": 0,
-        "bias_heads": 1,
-        "seen_bits": False,
-    }
-    held |= SPLIT_IN_PLACE
+    held |= {"pack_heads": False, "splits": 1, "weights": "f16", **UNSCORED, **SPLIT_IN_PLACE}
     return cover(Wgmma, cards, [("e4m3", "auto")], E4M3_HEAD_DIMS, loose=WGMMA_LOOSE, held=held, seed=seed)
 
 
@@ -294,7 +316,7 @@ def parts_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting
     """As `wgmma_settings`, of float32 in parts, which changes nothing about the order of tiles."""
     held = {"o_apart": False, "p_in_shared": False, "q_in_registers": False, "poly_exp": 0, "tail": 0}
     held |= {"cluster_over": "rows", "cluster": 1, "pack_heads": False, "splits": 1, "weights": "f16"}
-    held |= {"bias_stages": 0, "bias_heads": 1, "seen_bits": False, **SPLIT_IN_PLACE}
+    held |= {**UNSCORED, **SPLIT_IN_PLACE}
     # Weights of more keys, in two parts, fit no registers.
     without = {("bc", 224), ("bc", 256)}
     numbers, loose = [("f32", "3xf16")], WGMMA_LOOSE | {"section"}

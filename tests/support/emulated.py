@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -127,7 +128,8 @@ def assert_tidy(source: str, name: str, *, longest: int = 120) -> None:
     assert [line for line in lines if line != line.rstrip()] == [], name
     assert [line for line in lines if len(line) > longest] == [], name
     code = re.sub(r"//.*", "", source)
+    words = Counter(re.findall(r"\w+", code))
     for defined in re.findall(r"\bconstexpr \w+ (k\w+) =", code):
-        assert len(re.findall(rf"\b{defined}\b", code)) > 1, f"{name}: {defined} is never used"
+        assert words[defined] > 1, f"{name}: {defined} is never used"
     for defined in re.findall(r"__forceinline__ \w+ (\w+)\(", code):
-        assert len(re.findall(rf"\b{defined}\b", code)) > 1, f"{name}: {defined}() is never called"
+        assert words[defined] > 1, f"{name}: {defined}() is never called"

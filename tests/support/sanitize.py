@@ -329,19 +329,12 @@ def choose_eight_bits(seed: int, limits: Any) -> list[Any]:
     from flashgen.gen.problem import Problem
     from flashgen.gen.render import render
 
-    from tests.support.covering import E4M3_HEAD_DIMS, draw
+    from tests.support.covering import E4M3_HEAD_DIMS, OF_16_BITS, draw
 
     rng, kernels = random.Random(seed), []
     # What no legal variant of both kinds has otherwise, or has tests of its own.
     held = {"p_in_shared": False, "q_in_registers": False, "tail": 0, "pack_heads": False}
-    held |= {
-        "splits": 1,
-        "cluster": 1,
-        "cluster_over": "rows",
-        "bias_stages": 0,
-        "bias_heads": 1,
-        "seen_bits": False,
-    }
+    held |= {"splits": 1, "cluster": 1, "cluster_over": "rows", **OF_16_BITS}
     for weights, precision in (("f16", "auto"), ("e4m3", "eight")):
         for index, (d, dv) in enumerate(E4M3_HEAD_DIMS):
             causal = index % 2 == 1

@@ -18,6 +18,7 @@ from flashgen.tuner.cards.names import cards
 from flashgen.tuner.shelf import library
 from flashgen.tuner.shelf.emitted_kernels import read_emitted
 
+from tests.support.caches import without_kernels
 from tests.support.command_line import command_runner
 
 SIM = ["--device", "sim:gtx-1080"]
@@ -30,7 +31,7 @@ HELD = ["--family=ladder", *(f"--set={s}" for s in ("br=64", "bc=32", "hoisted=t
 def flashgen(tmp_path, monkeypatch):
     """Runs a command in an empty folder; gives exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FLASHGEN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("FLASHGEN_CACHE", str(without_kernels(tmp_path / "cache")))
     monkeypatch.setenv("COLUMNS", "200")
     return command_runner()
 
@@ -49,7 +50,7 @@ def tuned(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tuned")
     program = "from flashgen.tuner.cli import main; main()"
     command = [sys.executable, "-c", program, "tune", *SIM, "--d", "32", "--trials", "3", "--json", *HELD]
-    environment = {**os.environ, "FLASHGEN_CACHE": str(folder / "cache")}
+    environment = {**os.environ, "FLASHGEN_CACHE": str(without_kernels(folder / "cache"))}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder, json.loads(done.stdout), done.stderr
@@ -622,7 +623,7 @@ def test_doctor_says_what_is_missing(flashgen, monkeypatch):
 
 
 def test_cache(flashgen, tmp_path, monkeypatch):
-    folder = tmp_path / "cache"
+    folder = tmp_path / "another cache"
     monkeypatch.setenv("FLASHGEN_CACHE", str(folder))
     assert f"{folder} holds 0 entries, 0 of 2048 MiB" in flashgen("cache").stdout.replace("\n", " ")
     key = "ab" + "0" * 62

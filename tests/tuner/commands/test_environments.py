@@ -24,6 +24,7 @@ from flashgen.tuner.files import SCRATCH_PREFIX, name_in_file
 from flashgen.tuner.printable import is_plain, without_colours
 
 from tests.support import hostile
+from tests.support.caches import without_kernels
 from tests.support.depth import sampled
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -333,7 +334,7 @@ FAULTS: dict[str, Fault] = {
 def warm(tmp_path_factory) -> Path:
     """A cache that holds what `TUNE` compiles."""
     folder = tmp_path_factory.mktemp("warm")
-    environment = {**os.environ, "FLASHGEN_CACHE": str(folder / "cache")}
+    environment = {**os.environ, "FLASHGEN_CACHE": str(without_kernels(folder / "cache"))}
     done = subprocess.run([*PROGRAM, *TUNE], cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder / "cache"

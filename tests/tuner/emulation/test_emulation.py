@@ -8,6 +8,7 @@ import re
 import shutil
 from dataclasses import replace
 from functools import cache
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -19,6 +20,9 @@ from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.gen.space import enumerate_space
+from flashgen.tuner.build.compile import run_compiler
+from flashgen.tuner.build.toolchain import find_host_compiler
+from flashgen.tuner.cards import emulated
 from flashgen.tuner.cards.device import Build
 from flashgen.tuner.cards.emulated import SimDevice, SimRunner
 from flashgen.tuner.errors import CorruptedMemory, FlashgenError, LaunchError
@@ -439,6 +443,39 @@ def test_builds_are_cached_by_content(tmp_path, monkeypatch):
     assert first.artifact == second.artifact
     assert not build("o[i] = 2;").cached
     assert (run(second) == 1).all()
+
+
+def g_plus_plus_says(monkeypatch) -> list[str]:
+    """What it prints of the headers that it includes, build by build."""
+    if "g++" not in find_host_compiler().version:
+        pytest.skip("needs g++")
+    said: list[str] = []
+
+    def compile_and_say(command, *how, **rest) -> str:
+        said.append(run_compiler([*command, "-H"], *how, **rest))
+        return said[-1]
+
+    monkeypatch.setattr(emulated, "run_compiler", compile_and_say)
+    return said
+
+
+@pytest.mark.parametrize("sanitize", [False, True])
+def test_kernels_are_compiled_behind_a_header_that_is_parsed_already(monkeypatch, sanitize):
+    build("o[i] = 0;", sanitize=sanitize)  # what all kernels share
+    said = g_plus_plus_says(monkeypatch)
+    built = build(f"o[i] = 1; // {uuid4()}", sanitize=sanitize)
+    assert len(said) == 1 and re.search(rf"^! .*/{emulated.PARSED_HEADER}$", said[0], re.MULTILINE)
+    assert (run(built, sanitize=sanitize) == 1).all()
+
+
+@pytest.mark.parametrize("state", ["spoiled", "gone"])
+def test_a_parsed_header_that_is_of_no_use_does_no_harm(monkeypatch, tmp_path, state):
+    build("o[i] = 0;")
+    (tmp_path / "spoiled").write_text("nothing that g++ knows")
+    monkeypatch.setattr(emulated, "_parsed_header", lambda *_: tmp_path / state)
+    said = g_plus_plus_says(monkeypatch)
+    assert (run(build(f"o[i] = 1; // {uuid4()}")) == 1).all()
+    assert len(said) == 1 and not re.search("^! ", said[0], re.MULTILINE)
 
 
 def test_a_missing_compiler_says_how_to_get_one(monkeypatch):

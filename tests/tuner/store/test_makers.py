@@ -25,6 +25,7 @@ from optuna.study import get_all_study_names, load_study
 from typer.testing import CliRunner
 
 from tests.support import DATA
+from tests.support.caches import without_kernels
 
 JOURNAL = DATA / "version_0_1_0.journal"
 ITS_TOOLKIT = "g++ (Debian 12.2.0-14+deb12u1) 12.2.0, emulating H200"
@@ -62,7 +63,7 @@ def trials(journal: Path) -> dict[str, int]:
 @pytest.mark.parametrize("model", [ITS_COST_MODEL, ITS_COST_MODEL + 1])
 def test_a_study_of_version_0_1_0_is_resumed(model, journal, tmp_path, monkeypatch):
     """As long as the cost model is that version's: of an emulated card, its times are predictions."""
-    monkeypatch.setenv("FLASHGEN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("FLASHGEN_CACHE", str(without_kernels(tmp_path / "cache")))
     monkeypatch.setattr(family_run, "COST_MODEL", model)
     before = trials(journal)
     assert len(before) == 2 and set(before.values()) == {3}

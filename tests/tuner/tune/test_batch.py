@@ -21,6 +21,7 @@ from flashgen.tuner.view.progress import RunView
 from flashgen.tuner.view.tuned import show_batch
 from rich.console import Console
 
+from tests.support.caches import without_kernels
 from tests.support.stand_ins import LADDER, PROBLEM, StandInDevice, StandInEvaluator
 
 HELD = {"br": 64, "bc": 16, "hoisted": True, "vec": 4}
@@ -127,7 +128,7 @@ def test_held_parameters_that_allow_nothing_are_both_wrong_usage_and_no_obstacle
 
 @pytest.mark.thorough
 def test_from_the_command_line(flashgen, monkeypatch, tmp_path):
-    monkeypatch.setenv("FLASHGEN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("FLASHGEN_CACHE", str(without_kernels(tmp_path / "cache")))
     held = ["--family=ladder", *(f"--set={s}" for s in ("br=64", "bc=32", "hoisted=true", "transposed=true"))]
     lists = ["--d", "32", "--seqlen", "64", "--causal", "both", "--batch", "1", "--heads", "2"]
     # No family serves bf16 there: the others are tuned, and the exit code tells.

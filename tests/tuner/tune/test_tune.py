@@ -37,6 +37,7 @@ from rich.console import Console
 from sqlalchemy.exc import OperationalError
 
 from tests.support import stand_ins
+from tests.support.caches import without_kernels
 from tests.support.depth import sampled
 from tests.support.stand_ins import LADDER, PROBLEM, StandInDevice, StandInEvaluator, StandInToolchain, cost
 
@@ -448,7 +449,7 @@ def wait_for_trials(out: Path, count: int, process: subprocess.Popen, seconds: f
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    return {**os.environ, "FLASHGEN_CACHE": str(tmp_path_factory.mktemp("cache"))}
+    return {**os.environ, "FLASHGEN_CACHE": str(without_kernels(tmp_path_factory.mktemp("cache")))}
 
 
 @pytest.mark.thorough

@@ -26,6 +26,7 @@ from flashgen.tuner.evaluate import reference
 from flashgen.tuner.predict.cost_model import predict
 
 from tests.support.covering import (
+    OF_16_BITS,
     WGMMA_HEAD_DIMS,
     WGMMA_LOOSE,
     WGMMA_NUMBERS,
@@ -100,7 +101,9 @@ def test_the_cover_leaves_nothing_out():
         problem = Problem(
             dtype=dtype, precision=precision, head_dim=d, head_dim_v=dv, causal=rng.random() < 0.5
         )
-        for variant in draw(Wgmma, problem, H200, 8, rng):
+        drawn_here = draw(Wgmma, problem, H200, 8, rng, OF_16_BITS)
+        assert drawn_here
+        for variant in drawn_here:
             drawn = Setting(variant, problem, H200)
             found = [each for each in traits(drawn) if each[0] not in WGMMA_LOOSE]
             missing = [pair for pair in combinations(found, 2) if frozenset(pair) not in pairs]
@@ -508,7 +511,9 @@ SAMPLED = 60
     ids=lambda problem: problem.name,
 )
 def test_legal_variants_render(problem):
-    for variant in draw(Wgmma, problem, H200, SAMPLED, random.Random(1)):
+    variants = draw(Wgmma, problem, H200, SAMPLED, random.Random(1), OF_16_BITS)
+    assert variants
+    for variant in variants:
         kernel = render(variant, problem, H200)
         assert kernel.sm == "sm_90a"
         assert_tidy(kernel.source, variant.name)

@@ -20,7 +20,7 @@ from flashgen.tuner.evaluate.comparison import compare
 from flashgen.tuner.predict.cost_model import predict
 from flashgen.tuner.prove.sanitizers import for_sanitizer
 
-from tests.support.covering import PARTS_HEAD_DIMS, Setting, draw, parts_settings, traits
+from tests.support.covering import OF_PARTS, PARTS_HEAD_DIMS, Setting, draw, parts_settings, traits
 from tests.support.emulated import COURSES, assert_tidy, check, inputs, is_caught, needs_compiler
 
 H200 = preset("h200")
@@ -236,7 +236,9 @@ def test_work_is_of_three_products_and_of_splitting():
     ids=lambda problem: problem.name,
 )
 def test_legal_variants_render(problem):
-    for variant in draw(Wgmma, problem, H200, 10, random.Random(1)):
+    variants = draw(Wgmma, problem, H200, 10, random.Random(1), OF_PARTS)
+    assert variants
+    for variant in variants:
         kernel = render(variant, problem, H200)
         assert kernel.sm == "sm_90a"
         assert [each.array for each in kernel.launch.tensor_maps] == ["q", "k", "v"]
