@@ -54,13 +54,8 @@ def same_bits_module(
     if exact is not None:
         return module_of(exact.entry)
     if serving is not None and any(p.name in HELD for p in serving.kernel.variant.parameters()):
-        try:
-            variant = complete(
-                type(serving.kernel.variant), problem, limits, HELD, start=serving.kernel.variant
-            )
-        except FlashgenError:
-            pass
-        else:
+        variant = _nearest(serving.kernel.variant, problem, limits)
+        if variant is not None:
             path = folder / f"same_bits_{problem.name}.py"
             text = emit_module(render(variant, problem, limits), device=limits.name)
             path.write_text(text, encoding="utf-8")
@@ -69,3 +64,17 @@ def same_bits_module(
     if nearest is None:
         raise Unserved(f"no kernel that makes the same bits every run is known for {problem.stem}")
     return module_of(nearest.entry)
+
+
+def _nearest(serving: Variant, problem: Problem, limits: DeviceLimits) -> Variant | None:
+    """Returns the nearest variant that makes the same bits every run; None where none is legal. What has its
+    default stays so where that is possible: of the rest there are hundreds of variants, of all, half a
+    million."""
+    values = serving.to_dict()
+    alike = {p.name: p.default for p in serving.parameters() if values[p.name] == p.default} | HELD
+    for held in (alike, HELD):
+        try:
+            return complete(type(serving), problem, limits, held, start=serving)
+        except FlashgenError:
+            continue
+    return None
