@@ -190,7 +190,7 @@ class SimToolchain:
         """What all kernels share, compiled once."""
 
         def produce(artifact: Path) -> Mapping[str, Any]:
-            command = [*self._command(EMULATION / HEADER), "-c", str(EMULATION / "runtime.cpp")]
+            command = [*self._command(), "-c", str(EMULATION / "runtime.cpp")]
             command += ["-o", str(artifact)]
             self._compile(command, artifact)
             return {}
@@ -216,7 +216,7 @@ class SimToolchain:
     def _flags(self) -> tuple[str, ...]:
         return (*COMPILE_FLAGS, *(SANITIZE_FLAGS if self.sanitize else FAST_FLAGS), *_machine_flags())
 
-    def _command(self, header: Path) -> list[str]:
+    def _command(self, header: Path = EMULATION / HEADER) -> list[str]:
         return [*self._command_of_header(), "-include", str(header)]
 
     def _command_of_header(self) -> list[str]:
