@@ -9,14 +9,16 @@ from datetime import datetime
 from math import exp, inf, isfinite, log
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...gen.problem import Problem
 from ..errors import FlashgenError
 from ..files import read_text, write_text
-from ..shelf.library import Entry
 from ..suites import SUITES, Workload
 from .ceilings import Bound, Ceilings, bound_of
+
+if TYPE_CHECKING:
+    from ..shelf.library import Entry
 
 OURS, FLASH, CUDNN = "flashgen", "flash", "cudnn"
 #: What ends the names of those that make the same bits every run, and flashgen's own kernel that does, where

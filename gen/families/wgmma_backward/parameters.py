@@ -257,9 +257,8 @@ class Parameters(GradientVariant):
         barriers = 1 + 2 * (self.q_stages + self.dout_stages)
         if self.meeting == LATE:
             barriers += self.ds_stages
-        barriers += (
-            self.persistent + 3 * self.counts_turns
-        )  # the number of a turn takes no more than a barrier
+        # The number of a turn takes no more room than a barrier.
+        barriers += self.persistent + 3 * self.counts_turns
         if self.sums_in_cluster:
             sums = ITEM_BYTES["f32"] * self.sum_stages * self.br * problem.head_dim
             barriers += 1 + 2 * self.sum_stages
