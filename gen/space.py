@@ -1,48 +1,59 @@
-"""Enumeration of a family's legal variants, pruned as early as a rule can speak."""
+"""Enumeration of a family's legal variants, pruned as early as a rule can speak.
+
+Spaces have up to some 10^6 members, of which rules tell few apart: most read a handful of parameters. So
+variants are columns of small integers, and a rule is asked once for all variants that agree in what it reads.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
 from math import prod
+
+import numpy as np
 
 from .limits import DeviceLimits
 from .problem import Problem
 from .variant import Rule, Value, Variant
+from .watched import watched
+
+#: Combinations are numbered by a table where that has no more than so many entries for each variant.
+_TABLE_ENTRIES = 8
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Space:
     """The legal variants of one family for one problem and card, and what each rule removed.
 
-    A legal variant is one of ``prefixes`` (values of the leading parameters, which rules read) followed by
-    one value each of the ``free`` trailing parameters, which no rule reads. ``waived`` names the advice
-    that was not followed, since nothing would have been left.
+    ``choices`` are the values that each parameter was walked over, all or the one held; ``codes[p, i]`` is
+    which of them parameter p has in legal variant i, shape (parameters, variants). ``waived`` names the
+    advice that was not followed, since nothing would have been left.
     """
 
     family: type[Variant]
     problem: Problem
     limits: DeviceLimits
-    total: int
-    prefixes: tuple[tuple[Value, ...], ...]
-    free: tuple[tuple[Value, ...], ...]
+    choices: tuple[tuple[Value, ...], ...]
+    codes: np.ndarray
     removed: Mapping[str, int]
     waived: tuple[str, ...] = ()
 
+    @property
+    def total(self) -> int:
+        """How many variants there are, legal or not."""
+        return prod(map(len, self.choices))
+
     def __len__(self) -> int:
-        return len(self.prefixes) * prod(map(len, self.free))
+        return self.codes.shape[1]
 
     @cached_property
     def legal(self) -> tuple[Variant, ...]:
         names = [p.name for p in self.family.parameters()]
-        suffixes = list(product(*self.free))
         return tuple(
-            self.family(**dict(zip(names, prefix + suffix, strict=True)))
-            for prefix in self.prefixes
-            for suffix in suffixes
+            self.family.with_values({n: c[code] for n, c, code in zip(names, self.choices, row, strict=True)})
+            for row in self.codes.T.tolist()
         )
 
 
@@ -79,51 +90,92 @@ def _walk(
     fixed: Mapping[str, Value],
     rules: Sequence[Rule],
 ) -> Space:
-    """Walks the parameters as a tree. A rule is asked once its last parameter is set, and a broken one
-    removes the whole subtree; the counts are of variants all the same."""
+    """Widens the space by one parameter after the other. A rule is asked once its last parameter is there,
+    and a broken one removes all that would have followed; the counts are of variants all the same."""
     parameters = family.parameters()
-    choices = [(fixed[p.name],) if p.name in fixed else p.choices for p in parameters]
-    below = [prod(len(c) for c in choices[depth + 1 :]) for depth in range(len(parameters))]
-    rules_at = [[r for r in rules if r.after == p.name] for p in parameters]
-    # Beyond the last parameter that a rule waits for, everything is legal.
-    num_ruled = max((depth + 1 for depth, here in enumerate(rules_at) if here), default=0)
-    prefixes: list[tuple[Value, ...]] = []
+    choices = tuple((fixed[p.name],) if p.name in fixed else p.choices for p in parameters)
+    below = [prod(map(len, choices[depth + 1 :])) for depth in range(len(parameters))]
     removed: Counter[str] = Counter()
-    # Those of the parameters that are not set yet stay at their defaults, which no rule reads.
-    values: dict[str, Value] = {p.name: p.default for p in parameters}
-
-    def walk(depth: int) -> None:
-        name, default = parameters[depth].name, parameters[depth].default
-        here = rules_at[depth]
-        for choice in choices[depth]:
-            values[name] = choice
-            broken = _broken(here, family.with_values(values), problem, limits) if here else None
-            if broken is not None:
-                removed[broken.name] += below[depth]
-            elif depth + 1 == num_ruled:
-                prefixes.append(tuple(values.values())[:num_ruled])
-            else:
-                walk(depth + 1)
-        values[name] = default
-
-    if num_ruled:
-        walk(0)
-    else:
-        prefixes.append(())
-    return Space(
-        family,
-        problem,
-        limits,
-        total=prod(map(len, choices)),
-        prefixes=tuple(prefixes),
-        free=tuple(choices[num_ruled:]),
-        removed=dict(removed),
-    )
+    table = _Table(family, {}, {})
+    for depth, (parameter, values) in enumerate(zip(parameters, choices, strict=True)):
+        table = table.widened(parameter.name, values)
+        for rule in rules:
+            if rule.after == parameter.name:
+                broken = table.broken(rule, problem, limits)
+                if broken.any():
+                    removed[rule.name] += int(broken.sum()) * below[depth]
+                    table = table.kept(~broken)
+    codes = np.array(list(table.columns.values()), dtype=np.uint8).reshape(len(parameters), len(table))
+    return Space(family, problem, limits, choices, codes, dict(removed))
 
 
-def _broken(rules: Sequence[Rule], variant: Variant, problem: Problem, limits: DeviceLimits) -> Rule | None:
-    """The first of the rules that the variant breaks."""
-    for rule in rules:
-        if rule.verdict(variant, problem, limits) is not None:
-            return rule
-    return None
+@dataclass(frozen=True)
+class _Table:
+    """Variants as far as they have values: of each parameter its choices, and a column of which it has."""
+
+    family: type[Variant]
+    choices: Mapping[str, tuple[Value, ...]]
+    columns: Mapping[str, np.ndarray]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()))) if self.columns else 1
+
+    def widened(self, name: str, values: tuple[Value, ...]) -> _Table:
+        """Returns each variant with each of a further parameter's values."""
+        columns = {each: np.repeat(column, len(values)) for each, column in self.columns.items()}
+        columns[name] = np.tile(np.arange(len(values), dtype=np.uint8), len(self))
+        return replace(self, choices={**self.choices, name: values}, columns=columns)
+
+    def kept(self, rows: np.ndarray) -> _Table:
+        return replace(self, columns={name: column[rows] for name, column in self.columns.items()})
+
+    def broken(self, rule: Rule, problem: Problem, limits: DeviceLimits) -> np.ndarray:
+        """Tells of each variant whether it breaks the rule.
+
+        Variants that agree in what the rule read of one of them have its verdict. Which parameters these are
+        shows as the rule is asked, and depends on their values: those of which it wanted to know more are
+        told apart by that as well, and asked again.
+        """
+        broken = np.zeros(len(self), dtype=bool)
+        rows, read = np.arange(len(self)), set[str]()
+        while len(rows):
+            alike, firsts = self._alike(rows, read)
+            if len(firsts) == len(rows):  # each has a verdict of its own, whatever it is by
+                variants = map(self.family.with_values, self._values(firsts))
+                broken[firsts] = [rule.verdict(each, problem, limits) is not None for each in variants]
+                break
+            verdicts, undecided = np.zeros(len(firsts), dtype=bool), np.zeros(len(firsts), dtype=bool)
+            wanted = set(read)
+            for group, values in enumerate(self._values(firsts)):
+                asked = set[str]()
+                verdict = rule.verdict(watched(self.family, values, asked), problem, limits)
+                asked &= self.columns.keys()  # those that have no value yet tell none apart
+                verdicts[group], undecided[group] = verdict is not None, not asked <= read
+                wanted |= asked
+            broken[rows] = verdicts[alike]
+            rows, read = rows[undecided[alike]], wanted
+        return broken
+
+    def _values(self, rows: np.ndarray) -> Iterator[dict[str, Value]]:
+        """Yields what the parameters of some rows are; those without a value yet have their defaults."""
+        defaults = {p.name: p.default for p in self.family.parameters()}
+        columns = [
+            [self.choices[name][code] for code in column[rows].tolist()]
+            for name, column in self.columns.items()
+        ]
+        for values in zip(*columns, strict=True):
+            yield defaults | dict(zip(self.columns, values, strict=True))
+
+    def _alike(self, rows: np.ndarray, names: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Groups rows that agree in these parameters: the group of each, and the first row of each group."""
+        keys, size = np.zeros(len(rows), dtype=np.int64), 1
+        for name in names:
+            keys = keys * len(self.choices[name]) + self.columns[name][rows]
+            size *= len(self.choices[name])
+        if size > _TABLE_ENTRIES * len(rows):
+            _, first, alike = np.unique(keys, return_index=True, return_inverse=True)
+            return alike, rows[first]
+        first = np.full(size, -1, dtype=np.int64)
+        first[keys[::-1]] = rows[::-1]
+        present = first >= 0
+        return (np.cumsum(present) - 1)[keys], first[present]

@@ -354,6 +354,14 @@ class Variant:
         made.__dict__.update(values)
         return made
 
+    def changed(self, **values: Value) -> Self:
+        """Returns the same variant but for these values, which must be choices of theirs. What rules compare
+        with: it reads none of the other parameters, as `dataclasses.replace` would."""
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        made.__dict__.update(values)
+        return made
+
     def to_dict(self) -> dict[str, Value]:
         # Values are plain: `asdict` would copy each deeply, twenty times as slowly.
         return {f.name: getattr(self, f.name) for f in fields(self)}

@@ -1,3 +1,4 @@
+from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import ClassVar
@@ -9,6 +10,7 @@ from flashgen.gen.problem import Problem
 from flashgen.gen.serves import IEEE_FLOAT32, Serves
 from flashgen.gen.space import enumerate_space
 from flashgen.gen.variant import Illegal, Variant, param, rule
+from flashgen.gen.watched import watched
 
 from tests.support.depth import sampled
 
@@ -75,6 +77,62 @@ def test_advice_that_leaves_nothing_is_waived():
     }
     both = enumerate_space(Advised, Problem(), LIMITS, {"a": 3, "b": 4})
     assert len(both) == 0 and both.waived == () and both.removed == {"a and b": 2}
+
+
+@dataclass(frozen=True)
+class Asked(Toy):
+    """Counts how often its rules are asked; they read little, and more where that says so."""
+
+    d: int = param(*range(50), doc="fourth")
+    asked: ClassVar[Counter[str]] = Counter()
+
+    @rule("d", after="d")
+    def _d_is_small_unless_b_is_one(self, problem, limits):
+        self.asked["d"] += 1
+        return "large" if self.d > 40 and self.b > 1 else None
+
+    @rule("other b", after="d", advisory=True)
+    def _of_others(self, problem, limits):
+        self.asked["other b"] += 1
+        return "no" if self.changed(b=4).b == self.b and self.d == 7 else None
+
+
+def test_a_rule_is_asked_once_for_all_that_agree_in_what_it_reads():
+    Asked.asked.clear()
+    space = enumerate_space(Asked, Problem(), LIMITS)
+    whole = product((1, 2, 3), (1, 2, 4), "xy", range(50))
+    assert [(v.a, v.b, v.c, v.d) for v in space.legal] == [
+        (a, b, c, d)
+        for a, b, c, d in whole
+        if a + b <= 5 and (a > 1 or c == "x") and (d <= 40 or b == 1) and (d != 7 or b != 4)
+    ]
+    assert space.total == 900 and len(space) + sum(space.removed.values()) == 900
+    # One variant alone, each d, and of the large ones each b: not the 550 that there are.
+    assert Asked.asked["d"] == 1 + 50 + 9 * 3
+    assert Asked.asked["other b"] < 1 + 50 * 3 + 1
+
+
+def test_parameters_that_have_no_value_yet_are_at_their_defaults():
+    class Early(Toy):
+        @rule("early", after="a")
+        def _reads_ahead(self, problem, limits):
+            return "b is 1 here" if self.b == 1 and self.a == 2 else None
+
+    assert {v.a for v in enumerate_space(Early, Problem(), LIMITS).legal} == {1, 3}
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=str)
+def test_a_changed_variant_is_the_one_that_dataclasses_make(family):
+    variant = family()
+    other = {p.name: p.choices[-1] for p in family.parameters()[:2]}
+    assert variant.changed(**other) == replace(variant, **other) and variant == family()
+
+
+def test_what_is_read_of_a_variant_is_noted_in_its_changes_too():
+    read = set[str]()
+    made = watched(Toy, {"a": 1, "b": 2, "c": "x"}, read)
+    assert (made.a, made.changed(b=4).b, made.changed(a=3).c) == (1, 4, "x")
+    assert read == {"a", "c"}
 
 
 @pytest.mark.parametrize("card", ["gtx-1080", "h200"])

@@ -139,19 +139,10 @@ def build_catalogue(
 
 def encode(space: Space) -> np.ndarray:
     """Returns the choice indices of a space's legal variants, shape (parameters, variants)."""
-    parameters = space.family.parameters()
-    num_suffixes = prod(map(len, space.free))
-    codes = np.empty((len(parameters), len(space)), dtype=np.uint8)
-    num_ruled = len(parameters) - len(space.free)
-    for depth, (row, parameter) in enumerate(zip(codes, parameters, strict=True)):
-        index = {choice: i for i, choice in enumerate(parameter.choices)}
-        if depth < num_ruled:
-            values = np.fromiter((index[p[depth]] for p in space.prefixes), np.uint8, len(space.prefixes))
-            row[:] = np.repeat(values, num_suffixes)
-        else:
-            free = np.array([index[c] for c in space.free[depth - num_ruled]], dtype=np.uint8)
-            below = prod(map(len, space.free[depth - num_ruled + 1 :]))
-            row[:] = np.resize(np.repeat(free, below), len(space))
+    codes = np.empty_like(space.codes)
+    parameters = zip(space.family.parameters(), space.choices, strict=True)
+    for row, walked, (parameter, values) in zip(codes, space.codes, parameters, strict=True):
+        row[:] = np.array([parameter.choices.index(value) for value in values], dtype=np.uint8)[walked]
     return codes
 
 

@@ -181,7 +181,7 @@ def _shapes(tallest: int) -> Iterator[tuple[int, int]]:
 
 def _doubled(variant: Ladder, head_dim: int) -> int:
     """Twice the key tile where shared memory and registers allow."""
-    doubled = replace(variant, bc=2 * variant.bc)
+    doubled = variant.changed(bc=2 * variant.bc)
     in_smem = FLOAT_BYTES * doubled._smem_floats(head_dim) <= STEP_SMEM_BYTES
     in_registers = doubled._registers(head_dim) <= MAX_REGISTERS
     return doubled.bc if in_smem and in_registers else variant.bc

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ...limits import KIB, WARP, DeviceLimits
 from ...problem import Problem
@@ -163,7 +163,7 @@ class RuledParameters(Parameters):
         if self.v_layout in (PADDED, SWIZZLED):
             return f"v_layout={self.v_layout}: V is read along its rows, free of conflicts as it is"
         if self.v_layout == TRANSPOSED:
-            by_rows = replace(self, v_layout=ROW).padded_dim(problem.head_dim)
+            by_rows = self.changed(v_layout=ROW).padded_dim(problem.head_dim)
             if by_rows == problem.head_dim:
                 return f"v_layout=transposed: the lanes divide head dim {by_rows} without it"
         return None
@@ -191,7 +191,7 @@ class RuledParameters(Parameters):
             kind = getattr(self, f"{name}_layout")
             if kind in (PADDED, SWIZZLED) and not (name == "q" and self.q_in_registers):
                 for simpler in (ROW, PADDED)[: 1 if kind == PADDED else 2]:
-                    other = replace(self, **{f"{name}_layout": simpler})
+                    other = self.changed(**{f"{name}_layout": simpler})
                     if other.read_conflicts(problem.head_dim)[name] == 1:
                         return f"{name}_layout={kind}, but {simpler} is free of conflicts too"
         return None
@@ -206,7 +206,7 @@ class RuledParameters(Parameters):
     def _second_pass_makes_room(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if self.p_passes == 1:
             return None
-        whole = replace(self, p_passes=1).smem_bytes(problem, limits)
+        whole = self.changed(p_passes=1).smem_bytes(problem, limits)
         halved = self.smem_bytes(problem, limits)
         room = [limits.blocks_per_sm(self.threads_per_block, 0, smem) for smem in (whole, halved)]
         if whole <= limits.smem_per_block and room[0] == room[1]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ...layout import DENSE
 from ...limits import DeviceLimits
@@ -467,7 +467,7 @@ class RuledParameters(Parameters):
         tiles, stages = self.key_tiles(problem), f"k_stages={self.k_stages} v_stages={self.v_stages}"
         if self.k_stages > max(1, tiles):
             return f"{stages}, but {self.keys_walked(problem)} keys are {tiles} tiles of {self.bc}"
-        as_many = bytes_of_storage(replace(self, v_stages=self.k_stages), problem)
+        as_many = bytes_of_storage(self.changed(v_stages=self.k_stages), problem)
         if self.v_stages > self.k_stages or (
             self.v_stages < self.k_stages and as_many <= limits.smem_per_block
         ):
@@ -514,7 +514,7 @@ class RuledParameters(Parameters):
     def _weights_need_other_room(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if not self.p_in_shared:
             return None
-        needed = needed_registers(replace(self, p_in_shared=False), problem)
+        needed = needed_registers(self.changed(p_in_shared=False), problem)
         allowed = consumer_registers(self, problem, limits)
         if needed <= allowed:
             return f"p_in_shared=True: registers hold the weights as well, about {needed} of {allowed}"

@@ -28,7 +28,7 @@ from .parameters import (
 from .rules_of_parts import RulesOfParts
 
 #: Parameters of the launch that keeps query rows.
-_OF_ROWS = frozenset({"rows", "keys", "k_stages", "v_stages"})
+_OF_ROWS = ("rows", "keys", "k_stages", "v_stages")
 
 
 @dataclass(frozen=True)
@@ -257,11 +257,9 @@ class RuledParameters(RulesOfParts):
     def _kept_rows_are_of_a_launch(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if not self.sums_queries:
             return None
-        for parameter in self.parameters():
-            value = getattr(self, parameter.name)
-            if parameter.name in _OF_ROWS and value != parameter.default:
-                told = f"{parameter.name}={value}"
-                return f"dq_path={self.dq_path}: no launch keeps query rows, of which {told} is"
+        for name in _OF_ROWS:
+            if (value := getattr(self, name)) != self._choices(name)[0]:
+                return f"dq_path={self.dq_path}: no launch keeps query rows, of which {name}={value} is"
         return None
 
 
