@@ -260,6 +260,7 @@ def first_rows_see_less(problem: Scored) -> bool:
     return not problem.scores.begins or attended_pairs(problem) < ALIKE * rows * keys_in_reach(problem)
 
 
+@lru_cache(maxsize=4096)
 def unseen_bytes(problem: Scored) -> int:
     """Returns the bytes of keys and values that no row sees, as far as intervals tell."""
     unseen = 0

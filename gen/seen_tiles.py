@@ -5,10 +5,8 @@ It is counted on a sample of rows: lists of tiles are known only where they are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -65,9 +63,11 @@ def partial_share(problem: Problem, br: int, bc: int) -> float:
     return sum(each.seen * each.partial for each in shares) / sum(each.seen for each in shares)
 
 
-def _shares_of_tiles(problem: Problem, br: int, bc: int) -> list[Share]:
+@lru_cache(maxsize=65536)
+def _shares_of_tiles(problem: Problem, br: int, bc: int) -> tuple[Share, ...]:
     """The shares of the tiles of rows that are looked at; of the first batch and query head."""
     found = []
+    begins, ends = _bounds(problem)
     for each in _stretches(problem):
         length = len(each.some) * each.stride
         rows, steps = max(1, br // each.stride), max(1, bc // STEP)
@@ -76,24 +76,20 @@ def _shares_of_tiles(problem: Problem, br: int, bc: int) -> list[Share]:
             part = slice(first // each.stride, first // each.stride + rows)
             seen = np.logical_or.reduceat(np.any(each.some[part], axis=0), edges)
             whole = seen & np.logical_and.reduceat(np.all(each.whole[part], axis=0), edges)
-            between = max(1, _between(problem, each.first_row + first, br, bc))
+            first_row = each.first_row + first
+            last_row = min(first_row + br, problem.seqlen_q) - 1
+            between = max(1, -(-int(ends[last_row]) // bc) - int(begins[first_row]) // bc)
             number = max(0.5, float(seen.sum()))  # of none, so little that it counts for nothing
             partial = 1.0 - float(whole.sum()) / number
-            found.append(Share(each.first_row + first, min(1.0, number / between), partial))
-    return found
+            found.append(Share(first_row, min(1.0, number / between), partial))
+    return tuple(found)
 
 
-def _between(problem: Problem, first_row: int, br: int, bc: int) -> int:
-    """The tiles between what the rows see first and last by their bounds."""
-    last_row = min(first_row + br, problem.seqlen_q) - 1
-    values = _values(problem)
-    begin, _ = problem.scores.interval(first_row, problem.seqlen_q, problem.seqlen_k, values)
-    _, end = problem.scores.interval(last_row, problem.seqlen_q, problem.seqlen_k, values)
-    return -(-end // bc) - begin // bc
-
-
-def _values(problem: Problem) -> Mapping[str, Any]:
-    return laid_over(typical_values(problem), {BATCH.name: 0})
+@lru_cache(maxsize=16)
+def _bounds(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
+    """Of each row the first key that its bounds let it see, and the end of these; of the first batch."""
+    values = laid_over(typical_values(problem), {BATCH.name: 0})
+    return problem.scores.interval(np.arange(problem.seqlen_q), problem.seqlen_q, problem.seqlen_k, values)
 
 
 @lru_cache(maxsize=16)

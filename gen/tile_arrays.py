@@ -80,6 +80,7 @@ def tile_arrays(scores: Scores) -> tuple[TileArray, ...]:
     return tuple(found)
 
 
+@cache
 def met_by(expression: Expression | None, arrays: tuple[TileArray, ...]) -> tuple[TileArray, ...]:
     """Returns those of some arrays that an expression takes elements of."""
     loads = () if expression is None else loads_of(expression)

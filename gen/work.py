@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache, singledispatch
+from functools import cached_property, lru_cache, singledispatch
 from math import gcd
+from operator import add, attrgetter
 
 import numpy as np
 
@@ -63,10 +64,10 @@ class Counts:
     barriers: float = 0.0
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(*(getattr(self, n) + getattr(other, n) for n in _NAMES))
+        return Counts(*map(add, _values(self), _values(other)))
 
     def __mul__(self, factor: float) -> Counts:
-        return Counts(*(getattr(self, n) * factor for n in _NAMES))
+        return Counts(*(value * factor for value in _values(self)))
 
     @property
     def instructions(self) -> float:
@@ -80,6 +81,7 @@ class Counts:
 
 
 _NAMES = tuple(f.name for f in fields(Counts))
+_values = attrgetter(*_NAMES)
 
 
 @dataclass(frozen=True)
@@ -157,27 +159,31 @@ class BlockWork(Work):
     pace: float = 1.0
     """How much longer the loop takes than its counts tell, where times of a card say so of a parameter."""
 
-    @property
+    @cached_property
     def blocks(self) -> int:
         return self.heads * sum(walk.blocks for walk in self.walks)
 
-    @property
+    @cached_property
     def loop(self) -> Counts:
         """What an average block does in its loop at the pace of the busiest scheduler: instructions and
         waits of ``paced_tiles``, traffic of ``warp_tiles``."""
-        paced = self._loop(self._average("paced_tiles"))
-        moved = self._loop(self._average("warp_tiles"))
+        paced, moved = self._loop(self._average("paced_tiles")), self._moved
         return replace(paced, wavefronts=moved.wavefronts, delivered=moved.delivered, l2_bytes=moved.l2_bytes)
 
-    @property
+    @cached_property
     def mean(self) -> Counts:
         """Everything an average block does."""
-        return self.once + self._loop(self._average("warp_tiles"))
+        return self.once + self._moved
 
-    @property
+    @cached_property
     def mean_tiles(self) -> float:
         """K/V tiles that an average block brings in."""
         return self._average("tiles")
+
+    @cached_property
+    def _moved(self) -> Counts:
+        """What an average block does in its loop."""
+        return self._loop(self._average("warp_tiles"))
 
     def _loop(self, warp_tiles: float) -> Counts:
         computed = self.per_warp_tile.of_warps(self.warps) * (warp_tiles / self.warps)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 
 from ..expression import Apply, Constant, Expression, Kind, Load, Name, distinct
 from ..functions import FUNCTIONS, Unit
@@ -41,6 +42,7 @@ class Costs:
         return sum(units.get(unit, 0.0) * often[place] for place, units in self.units.items())
 
 
+@lru_cache(maxsize=256)
 def costs_of(*roots: Expression, approximate: bool = False) -> Costs:
     """Counts the instructions of expressions that are computed together: parts that they share once.
 

@@ -11,7 +11,9 @@ from .catalogue import Catalogue
 from .prior import Prior
 
 #: Spaces up to this size are ranked whole; of larger ones a sample, and what a descent from its best meets.
-RANKED_WHOLE, RANKED_SAMPLE, RANKED_BUDGET = 10_000, 400, 1200
+RANKED_WHOLE, RANKED_SAMPLE, RANKED_BUDGET = 1500, 400, 1200
+#: Of how many of the fastest variants a descent looks at all neighbours: one alone leads it astray.
+AROUND = 24
 
 
 class Ranking:
@@ -51,17 +53,15 @@ class Ranking:
         del self._unknown[-count:]
 
     def descend(self, budget: int) -> None:
-        """Goes from the best unseen variant known to its best neighbour, predicting all neighbours, as long
-        as that is faster and fewer than ``budget`` variants are known."""
-        best = self.fastest(1)[0]
+        """Predicts the neighbours of the fastest unseen variants known, until those of the `AROUND` fastest
+        are all known, or ``budget`` variants are."""
+        looked: set[int] = set()
         while self.known.sum() < budget:
-            around = self.catalogue.neighbours(best)
-            if not len(around):
+            row = next((each for each in self.fastest(AROUND) if each not in looked), None)
+            if row is None:
                 return
-            costs = self.of(around)
-            if costs.min() >= self.log_us[best]:
-                return
-            best = int(around[costs.argmin()])
+            looked.add(row)
+            self.of(self.catalogue.neighbours(row))
 
     def fastest(self, count: int, among: np.ndarray | None = None) -> list[int]:
         """Returns the fastest rows known that nobody has taken, ``among`` those marked there."""
