@@ -222,27 +222,24 @@ SHAPE_COLUMNS: list[tuple[str, Callable[[Row], str]]] = [
 ]
 
 
-def behind_words(rows: Sequence[Row], *, farthest_alone: bool = False) -> str:
-    """Writes on how many rows flashgen is behind somebody, on which, behind whom and how far, and on which
-    others were timed and flashgen was not; empty where nobody was timed beside it. ``farthest_alone``: of
-    each row's rivals, whom it is farthest behind."""
+def behind_words(rows: Sequence[Row], *, named: bool = True) -> str:
+    """Writes on how many rows flashgen is behind somebody and, where they are ``named``, on which, behind
+    whom and how far; and on how many, or which, others were timed and flashgen was not. Empty where nobody
+    was timed beside it."""
     shown = set(_shown(rows))
     here = {r.name: {n: x for n, x in r.behind.items() if n in shown} for r in rows if r.rivals and r.ours}
     elsewhere = {row.name: row.behind_scaled for row in rows if row.scaled_ms and row.ours}
-    if farthest_alone:
-        here, elsewhere = (
-            {name: dict(sorted(of.items(), key=lambda each: each[1])[:1]) for name, of in found.items()}
-            for found in (here, elsewhere)
-        )
-    parts = [_behind("Behind", here), _behind("Behind scaled times", elsewhere)]
+    parts = [_behind("Behind", here, named), _behind("Behind scaled times", elsewhere, named)]
     missing = [row.name for row in rows if row.rivals and not row.ours]
     if missing:
-        parts.append(f"Others alone were timed on {len(missing)}: {', '.join(missing)}.")
+        names = f": {', '.join(missing)}" if named else ""
+        parts.append(f"Others alone were timed on {len(missing)}{names}.")
     text = " ".join(filter(None, parts))
-    return f"{SLOWER} {text}" if SLOWER in text or missing else text
+    is_behind = missing or any(here.values()) or any(elsewhere.values())
+    return f"{SLOWER} {text}" if is_behind else text
 
 
-def _behind(words: str, ratios: Mapping[str, Mapping[str, float]]) -> str:
+def _behind(words: str, ratios: Mapping[str, Mapping[str, float]], named: bool) -> str:
     """``ratios``: those below 1, by workload and rival."""
     told = [
         f"{name} ({', '.join(f'{rival} {times_faster(each)}' for rival, each in of.items())})"
@@ -251,7 +248,8 @@ def _behind(words: str, ratios: Mapping[str, Mapping[str, float]]) -> str:
     ]
     if not ratios:
         return NOTHING
-    return f"{words} on {len(told)} of {len(ratios)} rows{': ' if told else ''}{', '.join(told)}."
+    names = f": {', '.join(told)}" if told and named else ""
+    return f"{words} on {len(told)} of {len(ratios)} rows{names}."
 
 
 def timed_words(rows: Sequence[Row]) -> str:
@@ -294,34 +292,32 @@ def title_of(suite: str) -> str:
 
 
 def summary_table(run: BenchRun) -> Table:
-    """Returns a table with a row for each suite: geometric means, least ratios, the share of the roofline."""
-    lines: list[tuple[list[str], dict[str, str], str]] = []
+    """Returns a table with a row for each suite: geometric means, least ratios, the share of the roofline.
+    On which workloads flashgen is behind stands below each suite's own table."""
+    rows = []
     for name, members in by_suite(run.rows).items():
         found, scaled = summary(members, run.ceilings), scaled_of(members)
         share = found.pop("roofline", None)
-        cells = {
-            f"over {each}" + (" (scaled)" if each in scaled else ""): (
-                f"{times_faster(figures['geomean'])} ({times_faster(figures['least'])})"
-            )
+        over = {
+            each: f"{times_faster(figures['geomean'])} ({times_faster(figures['least'])})"
             for each, figures in found.items()
             if not each.startswith(LADDER)
         }
+        best = over.pop(BEST, NOTHING)
+        # Those timed in the run, then those of another day.
+        told = [f"{each} {ratios}" for each, ratios in over.items() if each not in scaled]
+        told += [f"{each} (scaled) {ratios}" for each, ratios in over.items() if each in scaled]
         behind = sum(bool(row.behind) for row in members)
         timed = sum(bool(row.rivals and row.ours) for row in members)
-        first = [name, str(len(members)), f"{SLOWER} {behind} of {timed}" if behind else f"0 of {timed}"]
-        lines.append((first, cells, NOTHING if share is None else percent(share["geomean"])))
-    known = dict.fromkeys(words for _, cells, _ in lines for words in cells)
-    best = f"over {BEST}"
-    # Those timed in the run, then those of another day.
-    over = sorted((words for words in known if words != best), key=lambda words: words.endswith("(scaled)"))
-    over += [best] if best in known else []
-    rows = [(*first, *(cells.get(words, NOTHING) for words in over), share) for first, cells, share in lines]
+        behind_on = f"{SLOWER} {behind} of {timed}" if behind else f"0 of {timed}"
+        of_roofline = NOTHING if share is None else percent(share["geomean"])
+        rows.append((name, "\n".join(told), str(len(members)), behind_on, best, of_roofline))
     return Table(
         f"{run.device}: times faster, geometric mean (least) by suite",
-        ("suite", "workloads", "behind on", *over, "of roofline"),
+        ("suite", "over", "workloads", "behind on", f"over {BEST}", "of roofline"),
         tuple(rows),
-        tuple(filter(None, [behind_words(run.rows, farthest_alone=True)])),
-        left=1,
+        tuple(filter(None, [behind_words(run.rows, named=False)])),
+        left=2,
     )
 
 

@@ -23,7 +23,8 @@ class Table:
     """A title over cells of text.
 
     ``left`` is how many columns hold words and stand left-aligned; the first ``repeated`` say what a row is
-    of, and stand in each part. ``notes`` stand below.
+    of, and stand in each part. ``notes`` stand below. Lines of a cell stand below each other in a terminal,
+    in Markdown behind each other.
     """
 
     title: str
@@ -36,7 +37,7 @@ class Table:
     def markdown(self) -> str:
         """Returns the table as Markdown, without its title; what tells that flashgen is slower stands out."""
         lines = [self.columns, ["--:" if i >= self.left else ":--" for i in range(len(self.columns))]]
-        rows = [[f"**{cell}**" if SLOWER in cell else cell for cell in row] for row in self.rows]
+        rows = [[", ".join(map(_bold_if_slower, cell.split("\n"))) for cell in row] for row in self.rows]
         text = ["| " + " | ".join(line) + " |" for line in (*lines, *rows)]
         notes = [f"**{note}**" if note.startswith(SLOWER) else note for note in self.notes]
         return "\n".join([*text, *(f"\n{note}" for note in notes)])
@@ -67,7 +68,7 @@ class Table:
 
     def _width(self, column: int, heading: Sequence[str]) -> int:
         """What a column needs for its cells and for a heading in those lines."""
-        cells = [*heading, *(row[column] for row in self.rows)]
+        cells = [*heading, *(line for row in self.rows for line in row[column].split("\n"))]
         return AROUND_CELL + max(map(cell_len, cells), default=0)
 
     def _rich(self, title: str, part: Sequence[int], widths: Sequence[int]) -> RichTable:
@@ -79,6 +80,10 @@ class Table:
         for row in self.rows:
             table.add_row(*(_coloured(row[i]) for i in part))
         return table
+
+
+def _bold_if_slower(words: str) -> str:
+    return f"**{words}**" if SLOWER in words else words
 
 
 def _coloured(cell: str) -> Text:

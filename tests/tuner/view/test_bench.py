@@ -279,9 +279,9 @@ def test_runs_of_two_days_say_so_and_what_was_timed_in_one_is_scaled_in_the_othe
     # The run that timed it has no other time of it, and the summary takes neither for the other.
     assert [list(row.scaled) for row in found.rows] == [["fa4"], ["fa3"]]
     table = summary_table(found)
-    assert {"over fa4", "over fa4 (scaled)", "over fa3 (scaled)"} < set(table.columns)
-    assert [bool(cell) for cell in column(table, "over fa4")] == [False, True]
-    assert [bool(cell) for cell in column(table, "over fa4 (scaled)")] == [True, False]
+    over = [[line.partition(" \u25b2")[0] for line in cell.splitlines()] for cell in column(table, "over")]
+    assert "fa4 (scaled)" in over[0] and "fa4" not in over[0]
+    assert {"fa4", "fa3 (scaled)"} <= {*over[1]} and "fa4 (scaled)" not in over[1]
     # Another reference leaves what it does not know, and what it counted otherwise.
     rows[1]["gflop"] = 2 * masks.problem.flops / 1e9
     path.write_text(json.dumps({"device": "A100", "rows": rows[1:]}))
@@ -367,8 +367,13 @@ def test_who_is_faster_is_marked_as_plainly_as_who_is_slower(capsys: pytest.Capt
     assert "\x1b[1;31m\u25bc Behind on 2 of 3 rows" in shown
     assert "fa4 0.5000 (\u25bc 0.50x)" in row_line(far)
     whole = summary_table(replace(RUN, rows=tuple(rows)))
-    assert column(whole, "behind on") == ["\u25bc 2 of 3"] and whole.notes == (table.notes[0],)
-    assert column(whole, "over fa3 (scaled)") == ["\u25bc 0.75 (\u25bc 0.75)"]
+    assert column(whole, "behind on") == ["\u25bc 2 of 3"] and whole.notes == (
+        "\u25bc Behind on 2 of 3 rows. Behind scaled times on 1 of 1 rows. Others alone were timed on 1.",
+    )
+    (over,) = column(whole, "over")
+    assert over.splitlines()[1:] == ["fa3 (scaled) \u25bc 0.75 (\u25bc 0.75)"]
+    bold = "**fa4 \u25bc 0.85 (\u25bc 0.50)**, **fa3 (scaled) \u25bc 0.75 (\u25bc 0.75)**"
+    assert f"| llm | {bold} | 4 |" in whole.markdown()
 
 
 def test_a_scaled_time_stands_where_a_contender_could_not_be_timed() -> None:
@@ -466,7 +471,9 @@ def test_the_summary_has_a_row_for_each_suite() -> None:
     assert [row[0] for row in table.rows] == list(SUITES)
     twice = "\u25b2 2.00 (\u25b2 2.00)"
     # Training has float32 too, and no workload without a rival.
-    assert column(table, "over flash") == ["", "", ""] + [twice] * (len(SUITES) - 3)
+    assert [f"flash {twice}" in cell for cell in column(table, "over")] == [False] * 3 + [True] * (
+        len(SUITES) - 3
+    )
     assert column(table, "behind on")[3] == "0 of 36" and table.notes == (
         f"Behind on 0 of {len(RUN.rows)} rows.",
     )
