@@ -18,15 +18,15 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 from .append import NEW_ROWS, NEW_STARTS, ROTATED, TABLE_ROWS, TOTAL_NEW, Append, rotated_strides
-from .buffer_gradients import BufferGradient, buffer_gradients
 from .expression import Kind
+from .handover.workspace import WORKSPACE
 from .launch import Launch, TensorMap
 from .layout import DENSE, Layout
 from .operation import BACKWARD, FLOAT, FORWARD, INPUT, ITEM_BYTES, KEYS, OUTPUT, Array, Operation
 from .problem import Problem
-from .scores import Buffer, Scores, scores_of
-from .scoring import BUFFER_BYTES
-from .workspace import WORKSPACE
+from .scoring.asked import BUFFER_BYTES
+from .scoring.buffer_gradients import BufferGradient, buffer_gradients
+from .scoring.scores import Buffer, Scores, scores_of
 
 #: A CUtensorMap, and what the driver wants its address to be a multiple of.
 MAP_BYTES, MAP_ALIGNMENT = 128, 64

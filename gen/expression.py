@@ -12,10 +12,10 @@ import re
 from collections.abc import Iterator, Mapping
 from itertools import count
 
-from .functions import ATOM
-from .functions import Kind as Kind
 from .tree.folding import distinct as distinct
 from .tree.folding import folded as folded
+from .tree.functions import ATOM
+from .tree.functions import Kind as Kind
 from .tree.nodes import COMPOSED as COMPOSED
 from .tree.nodes import LONGEST_TEXT as LONGEST_TEXT
 from .tree.nodes import Apply as Apply

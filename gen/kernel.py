@@ -9,12 +9,12 @@ from functools import cached_property
 from types import MappingProxyType
 
 from .arguments import ArgumentStruct, struct_of
+from .handover.plan import Plan
+from .handover.workspace import Workspace
 from .launch import DEPENDENT_ARCH, LISTS_ROLE, MAIN_ROLE, Launch, repeats_bits
-from .plan import Plan
 from .problem import Problem
-from .tile_lists import TileLists
+from .scored_tiles.lists import TileLists
 from .variant import Variant
-from .workspace import Workspace
 
 _NO_VALUES: Mapping[str, object] = MappingProxyType({})
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from .append import Append
-from .asked_scores import asked_scores
 from .layout import DENSE, PACKED, PACKED_PAGED, PAGED, Layout
 from .lengths import Lengths, draw_lengths, short_lengths
 from .operation import BACKWARD, FORWARD, ITEM_BYTES, LATENT, Operation
-from .scores import Scores
-from .scoring import PLAIN, Scoring
-from .scoring_values import attended_pairs, read_bytes, unseen_bytes
+from .scoring.asked import PLAIN, Scoring
+from .scoring.meaning import asked_scores
+from .scoring.scores import Scores
+from .scoring.values import attended_pairs, read_bytes, unseen_bytes
 
 MAX_HEAD_DIM = 256
 #: The most columns of keys whose first columns are the values.

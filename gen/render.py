@@ -14,7 +14,7 @@ from .launch import MAIN_ROLE, in_turn
 from .limits import DeviceLimits
 from .operation import FLOAT, INPUT, KEYS, OUTPUT
 from .problem import ITEM_BYTES, Problem
-from .scoring_words import feature_words
+from .scoring.words import feature_words
 from .variant import Variant
 
 #: A dtype's name in CUDA C++ and the header that declares it.

@@ -13,16 +13,16 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any, ClassVar, Self, TypeVar
 
+from .handover.plan import Plan
+from .handover.split_keys import combine_launch, workspace_of_splits
+from .handover.workspace import Workspace
 from .launch import Launch
 from .layout import knows_page_size
 from .limits import DeviceLimits
-from .plan import Plan
 from .problem import Problem
+from .scored_tiles.lists import TileLists, tile_lists
 from .serves import Serves
-from .split_keys import combine_launch, workspace_of_splits
-from .tile_lists import TileLists, tile_lists
 from .work import Work, count_work
-from .workspace import Workspace
 
 Value = int | str | bool
 T = TypeVar("T")

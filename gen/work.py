@@ -18,9 +18,9 @@ import numpy as np
 
 from .limits import DeviceLimits
 from .problem import Problem
-from .scores import BATCH, laid_over
-from .scoring_values import typical_values
-from .seen_tiles import seen_shares
+from .scored_tiles.seen import seen_shares
+from .scoring.scores import BATCH, laid_over
+from .scoring.values import typical_values
 
 #: Warp schedulers among which the warps of a block are dealt out in turn (two on sm_60 alone).
 SCHEDULERS = 4

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..gen.formula.error import FormulaError
 from ..gen.problem import Problem
-from ..gen.scoring import BIAS_DTYPES, MAX_REACH, PLAIN, TREE_ROWS, Scoring
+from ..gen.scoring.asked import BIAS_DTYPES, MAX_REACH, PLAIN, TREE_ROWS, Scoring
 from .errors import UsageError, checked
 
 #: What a bias is of where no type is named: the problem's own, or float32 where none is served of that.

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..gen.problem import ITEM_BYTES, PRECISIONS, Problem
-from ..gen.scoring import BIAS_DTYPES, BOOLEAN, Scoring
+from ..gen.scoring.asked import BIAS_DTYPES, BOOLEAN, Scoring
 from .serving_suites import SERVING_SUITES
 from .training_suites import TRAINING_SUITES
 from .workload import Suite, Workload, workload

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..gen.problem import Problem
-from ..gen.scoring import Scoring
+from ..gen.scoring.asked import Scoring
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ import numpy as np
 from flashgen.gen.emit.options import scoring_options
 from flashgen.gen.formula.trace import trace_mask, trace_score
 from flashgen.gen.problem import Problem
-from flashgen.gen.scores import laid_over
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
+from flashgen.gen.scoring.scores import laid_over
 from flashgen.tuner.view.draw import Drawing
 from flashgen.tuner.view.picture_values import picture_values
 from flashgen.tuner.view.score_matrix import score_matrix

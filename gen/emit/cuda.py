@@ -12,7 +12,7 @@ from ..families import family_named
 from ..kernel import Kernel
 from ..launch import MAIN_ROLE, Launch, TensorMap
 from ..problem import Problem
-from ..scoring_words import scoring_words
+from ..scoring.words import scoring_words
 from .made import Made
 from .words import WIDTH, building, figures, regenerating, wrap
 

@@ -12,15 +12,15 @@ from itertools import combinations
 from typing import Any
 
 from ..arguments import KEY_SCALE_AXES, KEY_SCALES
-from ..buffer_gradients import buffer_gradients, scattered_arrays
+from ..handover.plan import Plan
 from ..kernel import Kernel
 from ..launch import KEYS, LISTS_ROLE, PLAN_ROLE, Launch
 from ..layout import DENSE, PACKED
-from ..plan import Plan
 from ..problem import Problem
 from ..render import environment
-from ..scoring import BOOLEAN
-from ..scoring_values import scalar_values
+from ..scoring.asked import BOOLEAN
+from ..scoring.buffer_gradients import buffer_gradients, scattered_arrays
+from ..scoring.values import scalar_values
 from .inline import heading, import_lines, inline_runtime
 from .literals import packed_literal, source_literal, to_literal, value_literal
 from .made import Made

@@ -10,8 +10,8 @@ from ..expression import Kind
 from ..layout import DENSE
 from ..problem import ITEM_BYTES, Problem
 from ..render import ELEMENTS, environment
-from ..scores import Buffer
-from ..scoring_values import scalar_values
+from ..scoring.scores import Buffer
+from ..scoring.values import scalar_values
 from ..variant import Variant
 from .words import WIDTH, architecture_option, class_words, dtype_name, mask_words, wrap
 

@@ -4,9 +4,9 @@ check themselves against it."""
 from __future__ import annotations
 
 from ..expression import Constant, Expression, Load, Name, folded
-from ..functions import FUNCTIONS, Kind
 from ..problem import Problem
-from ..scores import BATCH, DIAGONAL, HEAD, KEY, NUM_KEYS, NUM_ROWS, QUERY, ROW, SCORE
+from ..scoring.scores import BATCH, DIAGONAL, HEAD, KEY, NUM_KEYS, NUM_ROWS, QUERY, ROW, SCORE
+from ..tree.functions import FUNCTIONS, Kind
 
 #: How functions are written that Python has not, or not for arrays.
 _CALLS = {

@@ -6,7 +6,7 @@ import shlex
 
 from ..limits import preset_of
 from ..problem import Problem
-from ..scoring import Scoring
+from ..scoring.asked import Scoring
 from ..variant import Variant
 
 #: Masks and changes that have an option of their own name.

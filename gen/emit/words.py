@@ -10,7 +10,7 @@ from typing import Any
 from ..kernel import Kernel
 from ..lengths import lengths_words
 from ..problem import Problem
-from ..scoring_words import feature_words, scoring_words
+from ..scoring.words import feature_words, scoring_words
 from .made import Made
 from .options import card_option, shape_options, size_options, variant_options
 

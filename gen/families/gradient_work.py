@@ -11,10 +11,10 @@ import numpy as np
 
 from ..formula.derivative import derivative
 from ..problem import ITEM_BYTES, Problem
-from ..scores import BATCH, SCORE, laid_over
-from ..scoring_values import typical_values
-from ..scoring_work import pair_counts
+from ..scoring.scores import BATCH, SCORE, laid_over
+from ..scoring.values import typical_values
 from ..work import Counts, Walk, sequences_alone
+from .scoring_work import pair_counts
 
 #: A score is masked by two comparisons and a selection.
 ALU_PER_MASKED = 3.0

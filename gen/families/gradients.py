@@ -5,7 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..buffer_gradients import (
+from ..formula.derivative import derivative
+from ..handover.plan import Plan
+from ..handover.query_sums import postprocess_launch, query_sums_region
+from ..handover.statistics import (
+    STATISTICS_ROWS,
+    STATISTICS_THREADS,
+    statistics_lanes,
+    statistics_launch,
+    statistics_regions,
+)
+from ..handover.workspace import Workspace
+from ..launch import QUERIES_ROLE, Launch
+from ..limits import DeviceLimits
+from ..problem import Problem
+from ..scoring.buffer_gradients import (
     PAIR_COLUMNS,
     PAIR_KEYS,
     PAIR_ROWS,
@@ -13,22 +27,8 @@ from ..buffer_gradients import (
     SINK_THREADS,
     buffer_gradients,
 )
-from ..formula.derivative import derivative
-from ..launch import QUERIES_ROLE, Launch
-from ..limits import DeviceLimits
-from ..plan import Plan
-from ..problem import Problem
-from ..query_sums import postprocess_launch, query_sums_region
-from ..scores import SCORE
-from ..statistics import (
-    STATISTICS_ROWS,
-    STATISTICS_THREADS,
-    statistics_lanes,
-    statistics_launch,
-    statistics_regions,
-)
+from ..scoring.scores import SCORE
 from ..variant import Variant
-from ..workspace import Workspace
 
 #: The first architecture that adds four numbers to neighbouring ones in memory by one instruction.
 VECTOR_SUMS = 90

@@ -8,7 +8,7 @@ from enum import IntEnum
 from functools import lru_cache
 
 from ..expression import Apply, Constant, Expression, Kind, Load, Name, distinct
-from ..functions import FUNCTIONS, Unit
+from ..tree.functions import FUNCTIONS, Unit
 
 
 class Place(IntEnum):

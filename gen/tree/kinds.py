@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..functions import ATOM, Function, Kind, Takes
+from .functions import ATOM, Function, Kind, Takes
 
 #: What an operand is called in messages, by its place.
 Words = Callable[[int], str]

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from math import isnan
 from typing import Any
 
-from ..functions import ATOM, FUNCTIONS, LOGIC, SUM, Function, Kind
-from ..ranges import NOT_NEGATIVE, POSITIVE, UNKNOWN, Range, range_of
 from .folding import SMALL, distinct, folded
+from .functions import ATOM, FUNCTIONS, LOGIC, SUM, Function, Kind
 from .kinds import check_truths, kinds_of
 from .printing import Printed, call, number, operation, word
+from .ranges import NOT_NEGATIVE, POSITIVE, UNKNOWN, Range, range_of
 from .simplifying import check_constants, simplified
 
 #: The most operations that are written out: what shares parts can come to any number of them.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ..functions import ATOM, LOOSEST, SUM, Text
+from .functions import ATOM, LOOSEST, SUM, Text
 
 #: A text, and how tightly it binds.
 Printed = tuple[str, int]

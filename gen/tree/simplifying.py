@@ -8,9 +8,9 @@ from contextlib import nullcontext
 from math import isfinite, isnan
 from typing import Protocol
 
-from ..functions import Function, Kind
-from ..ranges import Range, always
+from .functions import Function, Kind
 from .kinds import Words, sign_of
+from .ranges import Range, always
 
 
 class Operand(Protocol):

@@ -12,7 +12,7 @@ from flashgen.gen.arguments import VOID_ELEMENTS, argument_struct, describe_maps
 from flashgen.gen.launch import Launch, TensorMap
 from flashgen.gen.operation import FORWARD
 from flashgen.gen.problem import Problem
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")

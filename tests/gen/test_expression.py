@@ -29,7 +29,7 @@ from flashgen.gen.expression import (
     statements,
     with_buffers,
 )
-from flashgen.gen.functions import FUNCTIONS, Unit
+from flashgen.gen.tree.functions import FUNCTIONS, Unit
 
 from ..support import formulas
 

@@ -19,7 +19,7 @@ from flashgen.gen.lengths import (
     short_lengths,
 )
 from flashgen.gen.problem import Problem
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 
 RAGGED = Problem(
     dtype="bf16",

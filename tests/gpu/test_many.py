@@ -14,7 +14,7 @@ from flashgen.gen.families import family_named
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.gen.scores import scores_of
+from flashgen.gen.scoring.scores import scores_of
 from flashgen.tuner.cards.cuda import CudaDevice
 from flashgen.tuner.evaluate import reference
 from flashgen.tuner.predict.catalogue import build_catalogue

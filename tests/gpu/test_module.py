@@ -25,7 +25,7 @@ from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.gen.scores import scores_of
+from flashgen.gen.scoring.scores import scores_of
 from flashgen.gen.variant import Illegal
 from flashgen.tuner.cards.cuda import CudaDevice
 from flashgen.tuner.cards.dtypes import numpy_dtype

@@ -9,7 +9,7 @@ import pytest
 from flashgen.gen.families import family_named
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.tuner.cards.cuda import CudaDevice, CudaRunner
 from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.evaluate.adversarial import prove_promise

@@ -16,7 +16,7 @@ from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import DeviceLimits
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.gen.variant import Variant
 from flashgen.tuner.cards.cuda import CudaDevice, CudaRunner
 from flashgen.tuner.errors import FlashgenError

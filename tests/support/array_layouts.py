@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from flashgen.gen.problem import Problem
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.gen.variant import Variant
 from flashgen.tuner.cards.dtypes import BUFFER_DTYPES
 

@@ -8,7 +8,7 @@ import random
 from typing import NamedTuple
 
 from flashgen.gen.problem import Problem
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.tuner.suites import workloads
 
 RANDOM, SUITES = "random", ("llm", "odd", "fp32", "masks", "decode")

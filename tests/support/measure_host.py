@@ -25,7 +25,7 @@ from typing import Any
 import flashgen
 import pytest
 from flashgen.gen.limits import preset
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.templates.runtime import driver as of_runtime
 from flashgen.templates.runtime import gradient_plans, scored_values, table, tensors
 from flashgen.tuner.front import bound, candidates

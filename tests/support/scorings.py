@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 from flashgen.gen.problem import Problem
-from flashgen.gen.scoring import Scoring
-from flashgen.gen.scoring_values import draw_values
+from flashgen.gen.scoring.asked import Scoring
+from flashgen.gen.scoring.values import draw_values
 from flashgen.tuner.cards.score_values import values_as_read
 
 #: Each by itself, then several together; of numbers so small that some tiles of 16 keys are whole, some

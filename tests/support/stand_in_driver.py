@@ -22,7 +22,7 @@ from flashgen.gen.launch import Launch as GridOf
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.gen.scores import scores_of
+from flashgen.gen.scoring.scores import scores_of
 from flashgen.tuner.evaluate import reference
 
 from tests.support.modules import import_path

@@ -16,7 +16,7 @@ from flashgen.gen.families.mma.family import Mma
 from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import preset
-from flashgen.gen.scores import scores_of
+from flashgen.gen.scoring.scores import scores_of
 from flashgen.tuner.cards.device import Build
 from flashgen.tuner.evaluate import reference
 

@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 from flashgen.gen.arguments import struct_of
-from flashgen.gen.buffer_gradients import BufferGradient, buffer_gradients
 from flashgen.gen.emit.made import Made
 from flashgen.gen.emit.module import emit_many, emit_module
+from flashgen.gen.handover.query_sums import postprocess_launch
+from flashgen.gen.handover.statistics import statistics_launch, statistics_regions
+from flashgen.gen.handover.workspace import Workspace
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.launch import QUERIES_ROLE
 from flashgen.gen.launch import Launch as GridOf
 from flashgen.gen.problem import Problem
-from flashgen.gen.query_sums import postprocess_launch
-from flashgen.gen.statistics import statistics_launch, statistics_regions
-from flashgen.gen.workspace import Workspace
+from flashgen.gen.scoring.buffer_gradients import BufferGradient, buffer_gradients
 from flashgen.tuner.cards.emulated import SimDevice
 from flashgen.tuner.evaluate import gradients as in_float64
 

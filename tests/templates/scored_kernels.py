@@ -16,8 +16,8 @@ from flashgen.gen.emit.made import Made
 from flashgen.gen.emit.module import emit_many, emit_module
 from flashgen.gen.launch import Launch as GridOf
 from flashgen.gen.problem import Problem
-from flashgen.gen.scores import Scores
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
+from flashgen.gen.scoring.scores import Scores
 from flashgen.tuner.evaluate import reference
 
 from tests.support.modules import import_path

@@ -12,7 +12,7 @@ from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 
 from tests.support.stand_in_driver import D, Driver, Map, Tensor, host, load_kernel
 from tests.templates.scored_kernels import DTYPES, computing

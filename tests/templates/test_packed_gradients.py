@@ -18,22 +18,22 @@ from typing import Any
 import numpy as np
 import pytest
 from flashgen.gen.arguments import describe_maps, make_arguments, struct_of
-from flashgen.gen.buffer_gradients import buffer_gradients
 from flashgen.gen.emit.made import Made
 from flashgen.gen.emit.module import emit_many, emit_module, emit_thin_module
 from flashgen.gen.families.mma_backward.family import MmaBackward
 from flashgen.gen.families.simt_backward.family import SimtBackward
 from flashgen.gen.families.wgmma_backward.family import WgmmaBackward
+from flashgen.gen.handover.plan import Plan
+from flashgen.gen.handover.statistics import statistics_launch, statistics_regions
+from flashgen.gen.handover.workspace import Workspace
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.launch import QUERIES_ROLE, TensorMap
 from flashgen.gen.launch import Launch as GridOf
 from flashgen.gen.limits import PRESETS
-from flashgen.gen.plan import Plan
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.gen.scoring import Scoring
-from flashgen.gen.statistics import statistics_launch, statistics_regions
-from flashgen.gen.workspace import Workspace
+from flashgen.gen.scoring.asked import Scoring
+from flashgen.gen.scoring.buffer_gradients import buffer_gradients
 from flashgen.tuner.cards.emulated import SimDevice
 from flashgen.tuner.evaluate import reference
 from flashgen.tuner.evaluate.gradients import gradients as in_float64

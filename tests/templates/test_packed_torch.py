@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flashgen.gen.emit.module import emit_module
 from flashgen.gen.kernel import Kernel
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 
 from tests.support.host_tensors import fresh_driver, real_torch, take_host_tensors
 from tests.support.modules import import_path

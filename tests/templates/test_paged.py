@@ -22,13 +22,13 @@ import pytest
 from flashgen.gen.arguments import describe_maps, make_arguments, struct_of
 from flashgen.gen.emit.made import Made
 from flashgen.gen.emit.module import emit_many, emit_module, emit_thin_module
+from flashgen.gen.handover.plan import Plan
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.launch import Launch as GridOf
 from flashgen.gen.launch import TensorMap
 from flashgen.gen.layout import knows_page_size
-from flashgen.gen.plan import Plan
 from flashgen.gen.problem import Problem
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.tuner.evaluate import reference
 from flashgen.tuner.shelf.module_text import read_module
 

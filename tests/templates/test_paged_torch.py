@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 
 from tests.support.stand_in_driver import Driver
 from tests.templates.test_packed_torch import for_tensors

@@ -18,9 +18,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 from flashgen.gen.arguments import struct_of
-from flashgen.gen.scores import Scores
-from flashgen.gen.scoring import Scoring
-from flashgen.gen.scoring_values import draw_values
+from flashgen.gen.scoring.asked import Scoring
+from flashgen.gen.scoring.scores import Scores
+from flashgen.gen.scoring.values import draw_values
 from flashgen.tuner.evaluate import reference
 
 from tests.support.depth import sampled

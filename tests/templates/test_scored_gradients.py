@@ -23,7 +23,7 @@ from flashgen.gen.families.simt_backward.family import SimtBackward
 from flashgen.gen.limits import PRESETS
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.tuner.cards.emulated import SimDevice
 from flashgen.tuner.evaluate import reference
 from flashgen.tuner.evaluate.gradients import gradients as in_float64

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 
 from tests.support.host_tensors import fresh_driver, real_torch, take_host_tensors, tensors
 from tests.support.stand_in_driver import D, Driver

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from flashgen.gen.problem import Problem
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.tuner.bench.ladder_result import CASES
 from flashgen.tuner.suites import SUITES, workload_named, workloads
 

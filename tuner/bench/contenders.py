@@ -15,7 +15,7 @@ from typing import Any
 
 from ...gen.layout import DENSE, PACKED, PACKED_PAGED, PAGED, Layout
 from ...gen.problem import Problem
-from ...gen.scoring import Scoring
+from ...gen.scoring.asked import Scoring
 from .differentiated import differentiated
 from .figures import SAME_BITS
 from .flash_attention import FEATURES_2, FEATURES_3, FEATURES_4, by_rows, flash_2, flash_3, flash_4, flash_mla

@@ -11,8 +11,8 @@ from typing import Any
 
 from ...gen.expression import Apply, Constant, Expression, Kind, Load, Name, apply, folded
 from ...gen.problem import Problem
-from ...gen.scores import DIAGONAL, KEY, NUM_KEYS, NUM_ROWS, QUERY, ROW, SCORE
-from ...gen.scoring_values import scalar_values
+from ...gen.scoring.scores import DIAGONAL, KEY, NUM_KEYS, NUM_ROWS, QUERY, ROW, SCORE
+from ...gen.scoring.values import scalar_values
 
 #: A formula of tensors by the names of expressions: score, b, h, q, k.
 Formula = Callable[[Mapping[str, Any]], Any]

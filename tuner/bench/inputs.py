@@ -11,7 +11,7 @@ import numpy as np
 
 from ...gen.operation import Array
 from ...gen.problem import Problem
-from ...gen.scoring_values import typical_values
+from ...gen.scoring.values import typical_values
 from ..cards.score_values import values_as_read
 from ..cards.sequences import typical_indices
 from .passed import forward_pass

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...gen.problem import Problem
-from ...gen.scores import BATCH, HEAD, KEY, QUERY
+from ...gen.scoring.scores import BATCH, HEAD, KEY, QUERY
 from .formulas import formula, visible
 from .unserved import Unserved
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...gen.expression import Expression, Load, Name, folded
 from ...gen.problem import Problem
-from ...gen.scores import BATCH, HEAD, KEY, QUERY, SCORE
+from ...gen.scoring.scores import BATCH, HEAD, KEY, QUERY, SCORE
 from .formulas import Formula, added, changed, formula, visible
 from .inputs import Inputs
 from .unserved import Call, Unserved, check_memory

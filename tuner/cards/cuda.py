@@ -17,10 +17,10 @@ import numpy as np
 
 from ...gen.append import ROTATED
 from ...gen.arguments import PLAN, TILE_LISTS, Arguments, describe_maps
+from ...gen.handover.workspace import WORKSPACE
 from ...gen.launch import LISTS_ROLE, MAIN_ROLE, PLAN_ROLE, Launch
 from ...gen.limits import KIB, PRESETS, WARP, DeviceLimits
 from ...gen.problem import MAX_GRID, Problem
-from ...gen.workspace import WORKSPACE
 from ..build.compile import NvccToolchain, NvrtcToolchain, cuda_toolchain
 from ..build.protocol import Build
 from ..errors import FlashgenError, LaunchError

@@ -30,10 +30,10 @@ from ...gen.arguments import (
     Arguments,
     Field,
 )
+from ...gen.handover.workspace import WORKSPACE
 from ...gen.kernel import Kernel
 from ...gen.limits import WARP, DeviceLimits
 from ...gen.problem import Problem
-from ...gen.workspace import WORKSPACE
 from ..build.cache import cache_folder, cached
 from ..build.compile import run_compiler, usable_cores
 from ..build.object_file import check_object_file

@@ -9,11 +9,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ...gen.buffer_gradients import buffer_gradients
 from ...gen.expression import Kind
 from ...gen.problem import Problem
-from ...gen.scores import Buffer, Scalar, Scores
-from ...gen.scoring import FLOAT_DTYPES
+from ...gen.scoring.asked import FLOAT_DTYPES
+from ...gen.scoring.buffer_gradients import buffer_gradients
+from ...gen.scoring.scores import Buffer, Scalar, Scores
 from .dtypes import BUFFER_DTYPES
 
 

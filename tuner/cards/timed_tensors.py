@@ -13,7 +13,7 @@ from ...gen.append import ROTATED
 from ...gen.arguments import Arguments, make_arguments
 from ...gen.operation import FLOAT
 from ...gen.problem import Problem
-from ...gen.scoring_values import typical_values
+from ...gen.scoring.values import typical_values
 from .appended import append_numbers, typical_new_arrays
 from .dtypes import bits_dtype, numpy_dtype, unwritten_bits
 from .guarded_memory import ALIGN_BYTES, span_of

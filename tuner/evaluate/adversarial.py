@@ -13,7 +13,7 @@ import numpy as np
 from ...gen.lengths import SAME
 from ...gen.problem import Problem
 from ...gen.promise import UNIT, Promise, promise_of
-from ...gen.scoring_values import draw_values
+from ...gen.scoring.values import draw_values
 from ...gen.variant import Variant
 from ..build.protocol import Build
 from ..cards.device import Runner

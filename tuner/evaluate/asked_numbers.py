@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ...gen.scoring import Scoring
+from ...gen.scoring.asked import Scoring
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...gen.expression import Load
-from ...gen.scores import BATCH, HEAD, KEY, NUM_KEYS, NUM_ROWS, QUERY, SCORE, Scores, laid_over
+from ...gen.scoring.scores import BATCH, HEAD, KEY, NUM_KEYS, NUM_ROWS, QUERY, SCORE, Scores, laid_over
 from .score_rounding import UNIT, Rounded, rounded_change
 
 #: Scores below this, in powers of two, are infinite in float32, and their keys as good as hidden: PyTorch's

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from ...gen.problem import Problem
-from ...gen.scores import Buffer
-from ...gen.scoring import BOOLEAN
-from ...gen.scoring_values import draw_values
+from ...gen.scoring.asked import BOOLEAN
+from ...gen.scoring.scores import Buffer
+from ...gen.scoring.values import draw_values
 from ..cards.dtypes import BUFFER_DTYPES, bits_dtype, largest, unwritten_bits
 from ..cards.score_values import values_as_read
 from .cases import Case

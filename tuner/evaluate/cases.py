@@ -15,8 +15,8 @@ import numpy as np
 from ...gen.layout import DENSE
 from ...gen.lengths import Lengths, listed_lengths
 from ...gen.problem import Problem
-from ...gen.scoring import PLAIN, Scoring
-from ...gen.scoring_words import scoring_words
+from ...gen.scoring.asked import PLAIN, Scoring
+from ...gen.scoring.words import scoring_words
 from ...gen.variant import Variant
 from . import reference
 from .asked_numbers import numbers_for

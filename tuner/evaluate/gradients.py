@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ...gen.buffer_gradients import buffer_gradients
 from ...gen.expression import Load
 from ...gen.formula.derivative import derivative
-from ...gen.scores import FULL, SCORE, Scores
+from ...gen.scoring.buffer_gradients import buffer_gradients
+from ...gen.scoring.scores import FULL, SCORE, Scores
 from .asked_pairs import AskedPairs
 from .score_rounding import UNIT
 

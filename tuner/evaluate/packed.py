@@ -12,7 +12,7 @@ import numpy as np
 
 from ...gen.lengths import listed_lengths
 from ...gen.problem import Problem
-from ...gen.scoring_values import typical_values
+from ...gen.scoring.values import typical_values
 from ..cards.key_scales import draw_scales, scaled_keys
 from ..cards.score_values import values_as_read
 from ..cards.sequences import lengths_as_values, sequence_slices

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...gen.scores import FULL, Scores
+from ...gen.scoring.scores import FULL, Scores
 from ..cards.dtypes import numpy_dtype
 from .asked_pairs import LEAST_SCORE, AskedPairs
 from .score_rounding import UNIT

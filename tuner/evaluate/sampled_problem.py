@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...gen.problem import Problem
-from ...gen.scoring_values import typical_values
+from ...gen.scoring.values import typical_values
 from ..cards.key_scales import draw_scales, scaled_keys
 from ..cards.score_values import values_as_read
 from . import reference

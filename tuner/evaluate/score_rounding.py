@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...gen.expression import Apply, Constant, Expression, Kind, Name, folded
-from ...gen.scores import SCORE
+from ...gen.scoring.scores import SCORE
 
 #: A float32 operation rounds by this much of its result at most.
 UNIT = 2.0**-24

@@ -10,7 +10,7 @@ from typing import Any
 from ...gen.families import FAMILIES
 from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
-from ...gen.scoring import Scoring
+from ...gen.scoring.asked import Scoring
 from ..store.about import About
 from .checked_values import Wrong, json_object, located, plain_text, short_text, shown, whole_number
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ...gen.scoring import PLAIN, Scoring
-from ...gen.traced_scoring import traced_scoring
+from ...gen.scoring.asked import PLAIN, Scoring
+from ...gen.scoring.traced import traced_scoring
 from ...templates.runtime.scored_kinds import _either
 from ...templates.runtime.scored_values import _BUFFER_DTYPES, _BUFFER_TYPESTRS, _is_pair
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from ...gen.scoring import PLAIN, Scoring
+from ...gen.scoring.asked import PLAIN, Scoring
 from ...templates.runtime.arrays import _kind
 from ...templates.runtime.attention import Attention, _check_call
 from ...templates.runtime.gradient_plans import _NOTHING_READ

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...gen.problem import Problem
-from ...gen.scoring import PLAIN, Scoring
+from ...gen.scoring.asked import PLAIN, Scoring
 from ...templates.runtime.attention import Attention
 from ...templates.runtime.gradient_tensors import _GradientTensors
 from ...templates.runtime.gradients import Gradients

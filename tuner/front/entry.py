@@ -7,15 +7,15 @@ from dataclasses import fields, replace
 from typing import Any
 
 from ...gen.arguments import KEY_SCALE_AXES, KEY_SCALES, struct_of
-from ...gen.buffer_gradients import buffer_gradients, scattered_arrays
 from ...gen.emit.module import counted_by, counts_keys
 from ...gen.emit.options import scoring_options
+from ...gen.handover.plan import Plan
 from ...gen.kernel import Kernel
 from ...gen.launch import LISTS_ROLE, PLAN_ROLE
 from ...gen.launch import Launch as GridOf
-from ...gen.plan import Plan
 from ...gen.problem import Problem
-from ...gen.scoring_values import scalar_values
+from ...gen.scoring.buffer_gradients import buffer_gradients, scattered_arrays
+from ...gen.scoring.values import scalar_values
 from ...templates.runtime import Launch, TensorMap, Tuned
 from ...templates.runtime.scored_values import Buffer, Scored
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...gen.problem import MAX_HEAD_DIM, Problem
-from ...gen.scoring import PLAIN, Scoring
+from ...gen.scoring.asked import PLAIN, Scoring
 from ...templates.runtime import table
 from ...templates.runtime.arrays import _View
 from ...templates.runtime.facts import _DTYPE_NAMES, Tuned

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...gen.problem import Problem
-from ...gen.scoring import Scoring
+from ...gen.scoring.asked import Scoring
 from ..build.compile import usable_cores
 from ..cards.names import resolve
 from ..errors import UsageError, checked

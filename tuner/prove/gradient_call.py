@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ...gen.buffer_gradients import buffer_gradients
 from ...gen.problem import Problem
+from ...gen.scoring.buffer_gradients import buffer_gradients
 from ..cards.dtypes import require_inputs
 from ..cards.guarded_memory import FLOAT32, GuardedImage, contiguous_strides
 from ..cards.score_values import of_four_axes, score_values, stored

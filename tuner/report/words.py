@@ -6,7 +6,7 @@ from ...gen.emit.options import lengths_options, shape_options
 from ...gen.lengths import lengths_words
 from ...gen.limits import PRESETS
 from ...gen.problem import Problem
-from ...gen.scoring_words import scoring_words
+from ...gen.scoring.words import scoring_words
 from ..cards.slug import SIM_PREFIX, same_card
 from .charts.units import NO_BREAK
 from .content import Report

@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import log2
 
 from ...gen.problem import Problem
-from ...gen.scoring import MAX_REACH
+from ...gen.scoring.asked import MAX_REACH
 
 #: Doublings of a length weigh this much, doublings of batch · heads half.
 LENGTH_WEIGHT, HEADS_WEIGHT = 1.0, 0.5

@@ -25,7 +25,7 @@ from typing import Any
 from ...gen.lengths import lengths_words
 from ...gen.limits import PRESETS, DeviceLimits, preset_of
 from ...gen.problem import Problem
-from ...gen.scoring_words import scoring_words
+from ...gen.scoring.words import scoring_words
 from ...gen.variant import Variant
 from ..cards.slug import same_card
 from ..search.nearness import masks_differ, numbers_distance, scores_differ, shape_distance

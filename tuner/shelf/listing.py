@@ -11,7 +11,7 @@ from typing import Any
 
 from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
-from ...gen.scoring_words import scoring_words
+from ...gen.scoring.words import scoring_words
 from ...gen.variant import Value, Variant
 from ..cards.slug import same_card
 from ..errors import UsageError, suggestion

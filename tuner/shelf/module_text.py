@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...gen.buffer_gradients import buffer_gradients
 from ...gen.emit.cuda import read_cuda
 from ...gen.families import family_named
+from ...gen.handover.split_rows import split_launches
+from ...gen.handover.split_tiles import split_tile_launches
 from ...gen.kernel import Kernel
 from ...gen.launch import APPEND_ROLE, MAIN_ROLE, WALKED_TILES_ROLE, Launch, TensorMap
 from ...gen.problem import Problem
-from ...gen.split_rows import split_launches
-from ...gen.split_tiles import split_tile_launches
+from ...gen.scoring.buffer_gradients import buffer_gradients
 from ..files import read_text
 
 #: The tables, of kernels forwards and backwards: a module has either or both.

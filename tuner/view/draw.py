@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ...gen.emit.words import mask_words
 from ...gen.problem import Problem
-from ...gen.scores import Buffer, laid_over
+from ...gen.scoring.scores import Buffer, laid_over
 from ..errors import FlashgenError, UsageError
 from ..files import open_regular, write_text
 from .mask_picture import svg, terminal_picture

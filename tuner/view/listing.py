@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.syntax import Syntax
 from rich.table import Table
 
-from ...gen.scoring_words import scoring_words
+from ...gen.scoring.words import scoring_words
 from ...gen.variant import Value
 from ..option_words import word
 from ..shelf.library import Entry

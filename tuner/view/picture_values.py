@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from ...gen.problem import Problem
-from ...gen.scores import Buffer
-from ...gen.scoring import FLOAT_DTYPES, TREE_ROWS
-from ...gen.scoring_values import scalar_values, shape_of
+from ...gen.scoring.asked import FLOAT_DTYPES, TREE_ROWS
+from ...gen.scoring.scores import Buffer
+from ...gen.scoring.values import scalar_values, shape_of
 
 #: Lengths of documents beside each other, to be repeated.
 LENGTHS = (5, 3, 8, 2, 6)

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from ...gen.lengths import lengths_words
 from ...gen.problem import Problem
-from ...gen.scoring_words import scoring_words
+from ...gen.scoring.words import scoring_words
 from ...gen.variant import Variant
 from ..evaluate.outcome import Measurement
 from ..option_words import word

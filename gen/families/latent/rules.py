@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...handover.split_keys import no_need_to_split
 from ...limits import DeviceLimits
 from ...problem import Problem
-from ...split_keys import no_need_to_split
 from ...variant import FIRST_PARAMETER, rule
 from ..shared_rules import why_not_both_ways, why_not_swizzled
 from ..wgmma.shared_memory import CHUNK, SWIZZLED_ROWS, chunks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...problem import Problem
-from ...scoring_values import keys_in_reach
+from ...scoring.values import keys_in_reach
 
 #: Query rows, of all heads that share keys, up to which device memory bounds a kernel and not its products.
 FEW_ROWS = 64

@@ -34,9 +34,9 @@ from typing import Any, ClassVar
 from ...layout import DENSE, PACKED, PACKED_PAGED, PAGED
 from ...limits import DeviceLimits
 from ...problem import EIGHT, ITEM_BYTES, Problem
+from ...scored_tiles.arrays import met_by, tile_arrays
+from ...scored_tiles.change import changed_tile, tile_predicate
 from ...serves import Serves
-from ...tile_arrays import met_by, tile_arrays
-from ...tile_change import changed_tile, tile_predicate
 from ..arithmetic import EXP2_CUBIC, LAG, LEAST_EXPONENT, PARTS_LAG, TOP_EXPONENT, WEIGHT_EXPONENT
 from .layouts import CHUNK_BYTES, TILE_COLUMNS, plan_fetch
 from .parameters import EIGHT_BITS, WIDENED_KEYS

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
-from ...scoring_values import keys_in_reach
+from ...scoring.values import keys_in_reach
 from ...variant import Variant, param
 from .layouts import CHUNK_BYTES, KEY_COLUMNS, PADDED, SWIZZLED, TILE_COLUMNS, TILE_ROWS, Tile, tile_of, whole
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...handover.split_keys import no_need_to_split, splits_too_little
 from ...limits import MEMORY_LATENCY_NS, PORTABLE_CLUSTER, WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
-from ...scoring_values import first_rows_see_less
-from ...scoring_work import asks_special_functions
+from ...scoring.values import first_rows_see_less
 from ...shared_memory.tiles import wasted
-from ...split_keys import no_need_to_split, splits_too_little
 from ...variant import rule
+from ..scoring_work import asks_special_functions
 from ..shared_rules import why_not_both_ways, why_not_pack_heads
 from .decoding import FEW_ROWS, decodes
 from .layouts import (

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
-from ...scoring_work import mask_counts, pair_counts
-from ...seen_tiles import partial_share
-from ...tile_change import changed_tile
+from ...scored_tiles.change import changed_tile
+from ...scored_tiles.seen import partial_share
 from ...work import BlockWork, Counts, Walk, count_work, heads_alike, shared_walks, walk_tiles
+from ..scoring_work import mask_counts, pair_counts
 from .decoding import decodes
 from .family import Mma
 from .layouts import PADDED

@@ -25,14 +25,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ...handover.split_rows import SPLIT_ROWS, SPLIT_THREADS, UNIT_WORDS, split_launches, split_regions
+from ...handover.workspace import Workspace
 from ...launch import Launch
 from ...layout import DENSE, PACKED
 from ...limits import WARP, DeviceLimits
 from ...operation import BACKWARD
 from ...problem import Problem
 from ...serves import Serves
-from ...split_rows import SPLIT_ROWS, SPLIT_THREADS, UNIT_WORDS, split_launches, split_regions
-from ...workspace import Workspace
 from ..arithmetic import LEAST_EXPONENT, TOP_EXPONENT
 from ..used_tiles import UsedTiles
 from .parameters import ATOMICS, COLUMN_STEP

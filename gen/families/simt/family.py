@@ -14,13 +14,13 @@ from ...layout import DENSE, PACKED, PACKED_PAGED, PAGED
 from ...limits import DeviceLimits
 from ...operation import FORWARD, LATENT
 from ...problem import Problem
+from ...scored_tiles.change import scaled_change
 from ...serves import IEEE_FLOAT32, Serves
 from ...shared_memory.tiles import (
     KEY_STEP,
     plan_copy,
     vector_group,
 )
-from ...tile_change import scaled_change
 from .rules import RuledParameters
 
 

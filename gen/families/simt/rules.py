@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...handover.split_keys import no_need_to_split, splits_too_little
 from ...limits import KIB, WARP, DeviceLimits
 from ...problem import Problem
-from ...scoring_values import first_rows_see_less, keys_in_reach
+from ...scoring.values import first_rows_see_less, keys_in_reach
 from ...shared_memory.tiles import (
     KEY_STEP,
     PADDED,
@@ -18,7 +19,6 @@ from ...shared_memory.tiles import (
     vector_group,
     wasted,
 )
-from ...split_keys import no_need_to_split, splits_too_little
 from ...variant import rule
 from .parameters import Parameters
 

@@ -8,12 +8,12 @@ from math import log2
 
 from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
-from ...scoring_work import mask_counts, pair_counts
-from ...seen_tiles import partial_share
+from ...scored_tiles.change import scaled_change
+from ...scored_tiles.seen import partial_share
 from ...shared_memory.banks import wavefronts
 from ...shared_memory.tiles import KEY_STEP, TRANSPOSED, Copy, TileLayout, lane_spot, plan_copy
-from ...tile_change import scaled_change
 from ...work import BlockWork, Counts, Walk, count_work, heads_alike, shared_walks, walk_tiles
+from ..scoring_work import mask_counts, pair_counts
 from .family import Simt
 
 #: Integer instructions around one step of a product: addresses, loop.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from ...problem import Problem
-from ...tangents import TangentInPowers, tangent_in_powers
+from ...scored_tiles.tangents import TangentInPowers, tangent_in_powers
 from .parameters import CUBIC, POLYNOMIAL, QUINTIC, is_split
 from .ramps import change_of_tiles
 

@@ -46,12 +46,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ...expression import loads_of
-from ...launch import MAIN_ROLE, Launch
-from ...layout import DENSE, PACKED, PACKED_PAGED, PAGED
-from ...limits import DeviceLimits
-from ...problem import EIGHT, Problem
-from ...serves import Serves
-from ...split_tiles import (
+from ...handover.split_tiles import (
     ARRAYS_OF_OUTPUTS,
     TILE_ROWS,
     UNIT_WORDS,
@@ -59,9 +54,14 @@ from ...split_tiles import (
     walked_regions,
     walked_tile_launches,
 )
-from ...tile_arrays import met_by
-from ...tile_change import tile_predicate
-from ...workspace import Workspace
+from ...handover.workspace import Workspace
+from ...launch import MAIN_ROLE, Launch
+from ...layout import DENSE, PACKED, PACKED_PAGED, PAGED
+from ...limits import DeviceLimits
+from ...problem import EIGHT, Problem
+from ...scored_tiles.arrays import met_by
+from ...scored_tiles.change import tile_predicate
+from ...serves import Serves
 from ..arithmetic import (
     EIGHT_BITS_EXPONENT,
     EIGHT_BITS_LAG,

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from ...limits import DeviceLimits
 from ...problem import ITEM_BYTES, Problem
-from ...scoring_values import keys_in_reach
-from ...tile_arrays import TileArray, met_by, tile_arrays
+from ...scored_tiles.arrays import TileArray, met_by, tile_arrays
+from ...scoring.values import keys_in_reach
 from ...variant import Variant, param
 
 #: How many blocks may share the keys of a tile of rows by way of the workspace: so many that, of whatever

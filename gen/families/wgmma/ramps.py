@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ...problem import ITEM_BYTES, Problem
-from ...tile_arrays import TileArray
-from ...tile_change import TileChange, steady_change
+from ...scored_tiles.arrays import TileArray
+from ...scored_tiles.change import TileChange, steady_change
 from .parameters import MIXED, POLYNOMIAL, is_split
 
 #: Columns of a ramp's factors, of 16 bits: the least that products take.

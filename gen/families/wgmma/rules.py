@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...handover.split_keys import no_need_to_split, splits_too_little
 from ...layout import DENSE
 from ...limits import DeviceLimits
 from ...problem import EIGHT, ITEM_BYTES, Problem
-from ...scoring_values import first_rows_see_less, keys_in_reach
-from ...scoring_work import asks_special_functions
+from ...scored_tiles.arrays import tile_arrays
+from ...scoring.values import first_rows_see_less, keys_in_reach
 from ...shared_memory.tiles import wasted
-from ...split_keys import no_need_to_split, splits_too_little
-from ...tile_arrays import tile_arrays
 from ...variant import rule
 from ...work import heads_alike
+from ..scoring_work import asks_special_functions
 from ..shared_rules import why_not_both_ways, why_not_pack_heads, why_not_swizzled
 from .caps import cap_in_exponents, why_no_such_tangent
 from .parameters import CUBIC, FREE, GROUP_ROWS, HEADS, MIXED, QUINTIC, ROWS, TILES, Parameters, is_split

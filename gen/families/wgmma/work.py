@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
-from ...scores import BATCH, laid_over
-from ...scoring_values import typical_values
-from ...scoring_work import array_counts, pair_counts
-from ...seen_tiles import partial_share, seen_shares
-from ...tile_arrays import met_by
-from ...tile_change import tile_predicate
-from ...tile_lists import words_of_scores
+from ...scored_tiles.arrays import met_by
+from ...scored_tiles.change import tile_predicate
+from ...scored_tiles.lists import words_of_scores
+from ...scored_tiles.seen import partial_share, seen_shares
+from ...scoring.scores import BATCH, laid_over
+from ...scoring.values import typical_values
 from ...work import Counts, Walk, Work, count_work, heads_alike, sequences_alone, shared_walks
+from ..scoring_work import array_counts, pair_counts
 from .caps import cap_in_exponents
 from .family import Wgmma
 from .parameters import GROUP, GROUP_ROWS, MIXED, POLYNOMIAL, PRODUCTS, UNIT

@@ -37,13 +37,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from ...expression import Constant
-from ...launch import QUERIES_ROLE, Launch
-from ...layout import DENSE, PACKED
-from ...limits import DeviceLimits
-from ...operation import BACKWARD
-from ...problem import Problem
-from ...serves import Serves
-from ...split_tiles import (
+from ...handover.split_tiles import (
     ARRAYS_OF_GRADIENTS,
     TILE_ROWS,
     TILE_THREADS,
@@ -51,7 +45,13 @@ from ...split_tiles import (
     split_tile_launches,
     tile_regions,
 )
-from ...workspace import Region, Workspace
+from ...handover.workspace import Region, Workspace
+from ...launch import QUERIES_ROLE, Launch
+from ...layout import DENSE, PACKED
+from ...limits import DeviceLimits
+from ...operation import BACKWARD
+from ...problem import Problem
+from ...serves import Serves
 from ..arithmetic import LEAST_EXPONENT, TOP_EXPONENT
 from ..used_tiles import UsedTiles
 from ..wgmma.parameters import GROUP, is_split

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd
 
+from ...handover.split_tiles import TILE_ROWS
 from ...launch import TensorMap
 from ...limits import DeviceLimits
 from ...problem import ITEM_BYTES, Problem
-from ...split_tiles import TILE_ROWS
 from ...variant import param
 from ..gradients import GradientVariant
 from ..wgmma.parameters import GROUP, GROUP_ROWS, is_split

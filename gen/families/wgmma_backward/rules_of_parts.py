@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...handover.split_tiles import TILE_ROWS
 from ...limits import DeviceLimits
 from ...problem import Problem
-from ...split_tiles import TILE_ROWS
 from ...variant import FIRST_PARAMETER, rule
 from ..wgmma.parameters import is_split
 from ..wgmma.shared_memory import CHUNK

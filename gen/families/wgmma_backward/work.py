@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...handover.split_tiles import CHUNK_WORDS, TILE_ROWS, UNIT_WORDS
 from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
-from ...split_tiles import CHUNK_WORDS, TILE_ROWS, UNIT_WORDS
 from ...work import BlockWork, Counts, LaunchesWork, LaunchWork, Walk, count_work
 from ..gradient_work import (
     FLOAT_BYTES,

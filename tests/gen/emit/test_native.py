@@ -24,7 +24,7 @@ from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.gen.space import enumerate_space
 from flashgen.tuner.build.toolchain import find_nvcc
 from flashgen.tuner.cards.names import resolve

@@ -22,8 +22,8 @@ from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.gen.scoring import Scoring
-from flashgen.gen.scoring_values import draw_values
+from flashgen.gen.scoring.asked import Scoring
+from flashgen.gen.scoring.values import draw_values
 from flashgen.gen.space import enumerate_space
 from flashgen.tuner.shelf.emitted_kernels import read_each
 

@@ -6,8 +6,8 @@ import pytest
 from flashgen.gen.emit.options import scoring_options
 from flashgen.gen.emit.words import class_words, mask_words
 from flashgen.gen.problem import Problem
-from flashgen.gen.scoring import PLAIN, Scoring
-from flashgen.gen.scoring_words import feature_words, scoring_words
+from flashgen.gen.scoring.asked import PLAIN, Scoring
+from flashgen.gen.scoring.words import feature_words, scoring_words
 
 CASES = [
     (PLAIN, "", "", []),

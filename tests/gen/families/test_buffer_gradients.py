@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from flashgen.gen.buffer_gradients import buffer_gradients
 from flashgen.gen.kernel import Kernel
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
+from flashgen.gen.scoring.buffer_gradients import buffer_gradients
 from flashgen.tuner.cards.emulated import SimDevice
 from flashgen.tuner.cards.score_values import values_as_read
 from flashgen.tuner.errors import CorruptedMemory

@@ -14,7 +14,7 @@ from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import PRESETS
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.gen.space import enumerate_space
 from flashgen.gen.variant import Illegal, Variant
 from flashgen.tuner.build.compile import cuda_toolchain

@@ -19,7 +19,7 @@ from flashgen.gen.launch import COMBINE_ROLE, MAIN_ROLE, PLAN_ROLE, Launch, in_t
 from flashgen.gen.limits import PRESETS, DeviceLimits
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render, render_unchecked
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.gen.variant import Variant
 from flashgen.tuner.build.compile import cuda_toolchain
 from flashgen.tuner.cards.emulated import SimDevice

@@ -18,14 +18,14 @@ from flashgen.gen.arguments import (
 from flashgen.gen.families.mma.family import Mma
 from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.families.wgmma.family import Wgmma
+from flashgen.gen.handover.plan import ITEM_INTS
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.launch import PLAN_ROLE
 from flashgen.gen.limits import PRESETS
-from flashgen.gen.plan import ITEM_INTS
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.gen.scoring import Scoring
-from flashgen.gen.tile_arrays import tile_arrays
+from flashgen.gen.scored_tiles.arrays import tile_arrays
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.gen.variant import Illegal
 from flashgen.tuner.build.compile import cuda_toolchain
 from flashgen.tuner.cards.emulated import SimDevice, SimRunner

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flashgen.gen.handover.plan import ITEM_INTS
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.launch import PLAN_ROLE
 from flashgen.gen.limits import DeviceLimits
-from flashgen.gen.plan import ITEM_INTS
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.tuner.cards.dtypes import numpy_dtype
 from flashgen.tuner.cards.emulated import SimDevice, SimRunner, _load
 from flashgen.tuner.cards.sequences import lengths_as_values, sequence_slices

@@ -11,12 +11,12 @@ import pytest
 from flashgen.gen.arguments import MAP_ROWS_END, describe_maps, make_arguments
 from flashgen.gen.families import FAMILIES
 from flashgen.gen.families.wgmma_backward.family import WgmmaBackward
+from flashgen.gen.handover.plan import ITEM_INTS
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.launch import PLAN_ROLE
-from flashgen.gen.plan import ITEM_INTS
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.gen.space import enumerate_space
 from flashgen.tuner.build.compile import cuda_toolchain
 from flashgen.tuner.errors import CorruptedMemory, FlashgenError, LaunchError

@@ -21,7 +21,7 @@ from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import PRESETS
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.gen.variant import Illegal
 from flashgen.tuner.cards.emulated import SimDevice
 from flashgen.tuner.cards.pages import draw_table, gather, scatter

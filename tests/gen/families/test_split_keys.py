@@ -14,13 +14,13 @@ from flashgen.gen.families.latent.family import Latent
 from flashgen.gen.families.mma.family import Mma
 from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.families.wgmma.family import Wgmma
+from flashgen.gen.handover.plan import ITEM_INTS
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.launch import COMBINE_ROLE
 from flashgen.gen.limits import PRESETS
-from flashgen.gen.plan import ITEM_INTS
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.gen.variant import Illegal, Variant
 from flashgen.gen.work import Walk, shared_walks
 from flashgen.tuner.build.compile import cuda_toolchain

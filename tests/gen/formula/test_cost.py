@@ -8,7 +8,7 @@ import pytest
 from flashgen.gen.expression import Apply, Expression, Kind, distinct
 from flashgen.gen.formula.cost import Costs, Place, costs_of
 from flashgen.gen.formula.parse import parse
-from flashgen.gen.functions import Unit
+from flashgen.gen.tree.functions import Unit
 
 from ...support import formulas
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flashgen.gen.asked_scores import asked_scores
 from flashgen.gen.expression import Kind
 from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.formula.parse import parse
@@ -18,8 +17,9 @@ from flashgen.gen.formula.trace import Traced, trace_mask, trace_score
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.gen.scores import laid_over
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
+from flashgen.gen.scoring.meaning import asked_scores
+from flashgen.gen.scoring.scores import laid_over
 from flashgen.tuner.cards.emulated import SimDevice, SimRunner
 
 from tests.support import flex_functions

@@ -19,7 +19,7 @@ from flashgen.gen.families import FAMILIES
 from flashgen.gen.limits import DeviceLimits
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.tuner.bench import ceilings, emitted, figures, run
 from flashgen.tuner.bench.event_timer import MAX_ROUNDS, MIN_ROUNDS, WARM_UP_CALLS, EventTimer
 from flashgen.tuner.bench.figures import BEST, OURS, BenchRun, Row

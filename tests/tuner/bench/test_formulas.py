@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from flashgen.gen.problem import Problem
-from flashgen.gen.scoring import Scoring
-from flashgen.gen.scoring_values import typical_values
+from flashgen.gen.scoring.asked import Scoring
+from flashgen.gen.scoring.values import typical_values
 from flashgen.tuner.bench.formulas import added, changed, visible
 from flashgen.tuner.suites import SUITES
 

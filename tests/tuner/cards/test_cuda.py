@@ -11,11 +11,11 @@ import pytest
 from flashgen.gen.append import HALVES, Append
 from flashgen.gen.arguments import MapDescription, describe_maps, make_arguments
 from flashgen.gen.families.wgmma.family import Wgmma
+from flashgen.gen.handover.plan import Plan
 from flashgen.gen.launch import Launch, TensorMap
-from flashgen.gen.plan import Plan
 from flashgen.gen.problem import Problem
-from flashgen.gen.scoring import Scoring
-from flashgen.gen.scoring_values import typical_values
+from flashgen.gen.scoring.asked import Scoring
+from flashgen.gen.scoring.values import typical_values
 from flashgen.tuner.cards import cuda, driver, nvml, timed_tensors
 from flashgen.tuner.cards.driver import DriverError
 from flashgen.tuner.cards.dtypes import NUMPY_DTYPES, bits_dtype, numpy_dtype, unwritten_bits

@@ -12,7 +12,7 @@ from flashgen.gen.kernel import Kernel
 from flashgen.gen.launch import Launch
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.tuner.cards.device import Build
 from flashgen.tuner.cards.dtypes import NUMPY_DTYPES, bits_dtype, unwritten_bits
 from flashgen.tuner.cards.emulated import SimDevice, SimRunner

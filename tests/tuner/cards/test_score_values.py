@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from flashgen.gen.problem import Problem
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.tuner.cards.dtypes import BUFFER_DTYPES
 from flashgen.tuner.cards.score_values import score_values
 

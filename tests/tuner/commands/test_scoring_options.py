@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from flashgen.gen.problem import Problem
-from flashgen.gen.scoring import PLAIN, Scoring
+from flashgen.gen.scoring.asked import PLAIN, Scoring
 from flashgen.tuner.asked_scoring import AskedScoring, parse_scoring
 from flashgen.tuner.cli import Commands
 from flashgen.tuner.commands import flags

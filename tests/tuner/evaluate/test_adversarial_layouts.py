@@ -12,7 +12,7 @@ from flashgen.gen.families import family_named
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.tuner.cards.emulated import SimDevice
 from flashgen.tuner.errors import LaunchError
 from flashgen.tuner.evaluate.adversarial import BrokenPromise, prove_promise

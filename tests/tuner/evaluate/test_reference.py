@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from flashgen.gen.scores import scores_of
+from flashgen.gen.scoring.scores import scores_of
 from flashgen.tuner.cards.dtypes import numpy_dtype
 from flashgen.tuner.evaluate import reference
 from flashgen.tuner.evaluate.reference import (

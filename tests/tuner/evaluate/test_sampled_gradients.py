@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from flashgen.gen.problem import Problem
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.tuner.cards.device import Build, Runner
 from flashgen.tuner.evaluate.comparison import WrongResult
 from flashgen.tuner.evaluate.gradients import gradients

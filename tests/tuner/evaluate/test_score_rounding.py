@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 from flashgen.gen.expression import Kind, Name, apply, folded
-from flashgen.gen.scores import SCORE
+from flashgen.gen.scoring.scores import SCORE
 from flashgen.tuner.evaluate.score_rounding import UNIT, rounded_change
 
 from tests.support.depth import sampled

@@ -18,8 +18,8 @@ from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.gen.scoring import Scoring
-from flashgen.gen.scoring_values import draw_values
+from flashgen.gen.scoring.asked import Scoring
+from flashgen.gen.scoring.values import draw_values
 from flashgen.tuner.cards.emulated import SimDevice, SimRunner
 from flashgen.tuner.cards.score_values import values_as_read
 from flashgen.tuner.errors import FlashgenError

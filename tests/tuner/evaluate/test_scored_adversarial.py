@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flashgen.gen.problem import Problem
 from flashgen.gen.promise import promise_of
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.tuner.cards.emulated import SimRunner
 from flashgen.tuner.evaluate.adversarial import adversarial_findings, prove_promise
 from flashgen.tuner.evaluate.adversarial_inputs import HIDDEN_CASES, adversarial_cases, case_named, cases_for

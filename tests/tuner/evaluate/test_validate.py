@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.problem import Problem
-from flashgen.gen.scores import scores_of
+from flashgen.gen.scoring.scores import scores_of
 from flashgen.tuner.cards.dtypes import numpy_dtype
 from flashgen.tuner.errors import CorruptedMemory
 from flashgen.tuner.evaluate.cases import LAYOUTS, Case, cases

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.problem import Problem
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.exchange import first_choices
 from flashgen.tuner.exchange.first_choices import SEVERAL, Judged, judged, markdown, mean_regret, summaries

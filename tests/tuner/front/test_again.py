@@ -20,7 +20,7 @@ from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.gen.scoring import PLAIN, Scoring
+from flashgen.gen.scoring.asked import PLAIN, Scoring
 from flashgen.tuner.front import bound, call, candidates
 
 from tests.support.entered import functions_entered

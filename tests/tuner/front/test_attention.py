@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from flashgen.gen.problem import Problem
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.tuner.errors import UsageError
 from flashgen.tuner.evaluate import reference
 from flashgen.tuner.front import card

@@ -8,7 +8,7 @@ import flashgen
 import numpy as np
 import pytest
 from flashgen.gen.problem import Problem
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.tuner.evaluate import gradients as in_float64
 from flashgen.tuner.front.bound import bound_of
 

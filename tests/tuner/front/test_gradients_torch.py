@@ -12,7 +12,7 @@ import flashgen
 import pytest
 from flashgen.compat import flash_attn
 from flashgen.gen.problem import Problem
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.templates.runtime import gradient_plans, packed_values, scored_values, table, tensors
 from flashgen.tuner.front.bound import bound_of
 

@@ -10,7 +10,7 @@ import flashgen
 import numpy as np
 import pytest
 from flashgen.gen.problem import Problem
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.templates import runtime
 from flashgen.tuner.front import again, attend, bound, call
 

@@ -13,7 +13,7 @@ from flashgen.gen.families.wgmma.work import WGMMA_FLOPS_PER_CLOCK
 from flashgen.gen.families.wgmma_backward.family import WgmmaBackward
 from flashgen.gen.limits import PRESETS, WARP
 from flashgen.gen.problem import Problem
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.gen.variant import Variant
 from flashgen.gen.work import LaunchesWork
 from flashgen.tuner.predict.cost_model import predict

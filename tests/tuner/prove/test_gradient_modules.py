@@ -24,7 +24,7 @@ from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import PRESETS
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.tuner.build.protocol import Build
 from flashgen.tuner.cards import cuda
 from flashgen.tuner.cards.emulated import SimDevice

@@ -19,12 +19,12 @@ from flashgen.gen.emit.module import emit_module
 from flashgen.gen.families.ladder.family import steps
 from flashgen.gen.families.mma.family import Mma
 from flashgen.gen.families.wgmma.family import Wgmma
+from flashgen.gen.handover.statistics import statistics_regions
+from flashgen.gen.handover.workspace import Workspace
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import PRESETS, preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.gen.statistics import statistics_regions
-from flashgen.gen.workspace import Workspace
 from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.evaluate.adversarial_inputs import adversarial_cases
 from flashgen.tuner.evaluate.validate import validate

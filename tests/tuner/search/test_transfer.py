@@ -9,7 +9,7 @@ import pytest
 from flashgen.gen.families import FAMILIES
 from flashgen.gen.limits import PRESETS
 from flashgen.gen.problem import Problem
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.tuner.evaluate.outcome import Measurement, Outcome, Status
 from flashgen.tuner.predict.catalogue import Catalogue, build_catalogue
 from flashgen.tuner.predict.fit import Times, recordings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flashgen.gen.problem import Problem
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.tuner.asked_scoring import parse_scoring
 from flashgen.tuner.request import Shapes
 from flashgen.tuner.search.nearness import scores_differ, shape_distance

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flashgen.gen.problem import Problem
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.tuner.view.mask_picture import HIDDEN, STRONGEST, legend, levels, svg, terminal_picture
 from flashgen.tuner.view.picture_values import picture_values
 from flashgen.tuner.view.score_matrix import ScoreMatrix, score_matrix

@@ -16,8 +16,8 @@ from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.gen.scores import scores_of
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
+from flashgen.gen.scoring.scores import scores_of
 from flashgen.gen.space import enumerate_space
 from flashgen.gen.variant import Illegal
 from flashgen.tuner.bench.ladder import _contenders, _Timer

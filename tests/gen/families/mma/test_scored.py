@@ -13,7 +13,7 @@ from flashgen.gen.families.mma.family import Mma
 from flashgen.gen.limits import PRESETS, preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.gen.scoring import PLAIN, Scoring
+from flashgen.gen.scoring.asked import PLAIN, Scoring
 from flashgen.gen.space import enumerate_space
 from flashgen.gen.variant import Illegal
 from flashgen.gen.work import BlockWork, count_work

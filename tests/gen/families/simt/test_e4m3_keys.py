@@ -12,7 +12,7 @@ from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.limits import PRESETS
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.tuner.cards.emulated import SimDevice
 from flashgen.tuner.evaluate.validate import validate
 

@@ -11,7 +11,7 @@ from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.limits import PRESETS
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.gen.scoring import PLAIN, Scoring
+from flashgen.gen.scoring.asked import PLAIN, Scoring
 from flashgen.gen.work import count_work
 from flashgen.tuner.build.compile import cuda_toolchain
 from flashgen.tuner.cards.emulated import SimRunner

@@ -14,7 +14,7 @@ from flashgen.gen.families.wgmma.registers import consumer_registers, needed_reg
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import EIGHT, Problem
 from flashgen.gen.render import render
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.gen.variant import Illegal
 from flashgen.tuner.cards.emulated import SimDevice
 from flashgen.tuner.evaluate.validate import validate

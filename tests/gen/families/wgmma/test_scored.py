@@ -14,8 +14,8 @@ from flashgen.gen.families.wgmma.work import GroupWork
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.gen.scores import KEY, QUERY, SCORE
-from flashgen.gen.scoring import PLAIN, Scoring
+from flashgen.gen.scoring.asked import PLAIN, Scoring
+from flashgen.gen.scoring.scores import KEY, QUERY, SCORE
 from flashgen.gen.variant import Illegal
 from flashgen.gen.work import count_work
 from flashgen.tuner.build.compile import cuda_toolchain

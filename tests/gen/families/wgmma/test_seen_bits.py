@@ -12,8 +12,8 @@ from flashgen.gen.launch import LISTS_ROLE
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.gen.scoring import Scoring
-from flashgen.gen.tile_lists import words_of_scores
+from flashgen.gen.scored_tiles.lists import words_of_scores
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.gen.variant import Illegal
 from flashgen.gen.work import count_work
 

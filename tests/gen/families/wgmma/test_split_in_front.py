@@ -10,12 +10,12 @@ import pytest
 from flashgen.gen.append import Append
 from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.families.wgmma.registers import consumer_registers, needed_registers, producer_registers
+from flashgen.gen.handover.split_tiles import UNIT_WORDS
 from flashgen.gen.launch import MAIN_ROLE, QUERY_TILES_ROLE, WALKED_TILES_ROLE
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.gen.scores import scores_of
-from flashgen.gen.split_tiles import UNIT_WORDS
+from flashgen.gen.scoring.scores import scores_of
 from flashgen.gen.variant import Illegal
 from flashgen.tuner.build.compile import cuda_toolchain
 from flashgen.tuner.cards.emulated import SimDevice, SimRunner

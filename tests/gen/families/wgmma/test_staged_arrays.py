@@ -13,7 +13,7 @@ from flashgen.gen.launch import TensorMap
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.gen.shared_memory.banks import wavefronts
 from flashgen.gen.variant import Illegal
 from flashgen.tuner.build.protocol import Build

@@ -9,9 +9,9 @@ from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.families.wgmma.shared_memory import CHUNK_BYTES, pitch, tiles_ahead
 from flashgen.gen.limits import preset
 from flashgen.gen.render import render
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scored_tiles.arrays import tile_arrays
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.gen.shared_memory.banks import NUM_BANKS, wavefronts
-from flashgen.gen.tile_arrays import tile_arrays
 
 from tests.support.array_layouts import (
     LAYOUTS,
