@@ -72,6 +72,7 @@ from ..arithmetic import (
     TOP_EXPONENT,
     WEIGHT_EXPONENT,
 )
+from .advice import AdvisedParameters
 from .caps import cap_in_exponents
 from .parameters import is_split
 from .ramps import change_of_tiles
@@ -83,7 +84,6 @@ from .registers import (
     launch_registers,
     producer_registers,
 )
-from .rules import RuledParameters
 from .shared_memory import (
     ALIGNMENT,
     RAW_STAGES,
@@ -98,7 +98,7 @@ from .shared_memory import (
 
 
 @dataclass(frozen=True)
-class Wgmma(RuledParameters):
+class Wgmma(AdvisedParameters):
     """Attention by wgmma and TMA."""
 
     family: ClassVar[str] = "wgmma"
