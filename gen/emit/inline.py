@@ -21,6 +21,7 @@ PARTS = (
     "build",
     "arrays",
     "table",
+    "tensor_maps",
     "plans",
     "tensors",
     "huggingface",

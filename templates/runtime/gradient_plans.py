@@ -20,15 +20,12 @@ from .plans import (
     _TOTALS,
     _Arguments,
     _Beside,
-    _clipped,
-    _encode_map,
-    _KeptMaps,
-    _Maps,
     _starts,
     _tell_of_launch,
     _workspace_words,
 )
 from .table import _TORCH_DEVICES, _ordinal, _Output, _Table
+from .tensor_maps import _clipped, _encode_map, _KeptMaps, _Maps
 
 #: What is given of each row, and not by strides.
 _ROWS = ("lse", "dlse")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Collection
 from types import FrameType
@@ -16,10 +17,13 @@ def functions_entered(call: Callable[[], object], files: Collection[str]) -> lis
         if event == "call" and frame.f_code.co_filename in files:
             entered.append(frame.f_code.co_name)
 
-    before = sys.getprofile()
+    before, collects = sys.getprofile(), gc.isenabled()
+    gc.disable()  # what others left is not the call's to forget
     sys.setprofile(note)
     try:
         call()
     finally:
         sys.setprofile(before)
+        if collects:
+            gc.enable()
     return entered
