@@ -38,7 +38,7 @@ class Catalogue:
     def __post_init__(self) -> None:
         self._radices = _radices(self.family)
         keys = self._radices @ self.codes.astype(np.int64)
-        order = np.argsort(keys)
+        order = np.argsort(keys, kind="stable")  # quick where a walk has sorted them
         self.codes = np.ascontiguousarray(self.codes[:, order])
         self.keys = keys[order]
         self.unseen = np.ones(len(keys), dtype=bool)
