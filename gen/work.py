@@ -195,9 +195,9 @@ class BlockWork(Work):
 
     @property
     def is_even(self) -> bool:
-        """Whether all blocks bring in about as many tiles, as without a causal mask."""
-        tiles = [walk.tiles for walk in self.walks]
-        return max(tiles) <= min(tiles) + 1
+        """Whether all blocks bring in about as many tiles, as without a causal mask; one is not as none."""
+        most, least = max(walk.tiles for walk in self.walks), min(walk.tiles for walk in self.walks)
+        return most <= least + 1 and (least > 0 or most == 0)
 
 
 @dataclass(frozen=True)

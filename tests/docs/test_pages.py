@@ -32,7 +32,7 @@ PAGES = [README, CONTRIBUTING, CHANGELOG, *DOCS, *sorted(ROOT.glob("out/*/README
 #: Folders of the repository whose files are named in the text; what stands in out/ is a user's.
 PATHS = re.compile(r"((?:gen|tuner|templates|tests|docs|\.ci)/[\w./*{},-]*)(?:::(\w+))?")
 #: Options of others than flashgen.
-OTHERS_OPTIONS = {"--update-golden"}
+OTHERS_OPTIONS = {"--update-golden", "--winners", "--superseded"}
 FIRST_SCREEN_LINES = 25
 #: What stands behind a fence of code in Python.
 PYTHON = (

@@ -5,7 +5,8 @@
 prints a table in Markdown: of each family and operation how well predictions rank what was measured, and the
 regret, which is the time of the variant that is predicted to be fastest over that of the fastest. With
 `--each` every problem has a line. `--winners FOLDER` adds the tuned kernels that the folder holds for these
-problems, and leaves out problems of which it holds none.
+problems, and leaves out problems of which it holds none. Kernels whose text has changed since they were timed
+take no part, unless `--superseded` asks for them.
 """
 
 from __future__ import annotations
@@ -149,14 +150,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("tables", nargs="+", type=Path)
     parser.add_argument("--each", action="store_true", help="a line for each problem")
-    parser.add_argument("--winners", type=Path, help="a folder of tuned kernels, as out/nvidia_h200")
+    parser.add_argument("--winners", type=Path, help="a folder of tuned kernels, as out")
+    parser.add_argument(
+        "--superseded", action="store_true", help="kernels, too, whose text has changed since they were timed"
+    )
     arguments = parser.parse_args()
-    tables = [measured for path in arguments.tables for measured in read(path)]
+    tables = [each for path in arguments.tables for each in read(path, superseded=arguments.superseded)]
     if arguments.winners:
         winners = library.entries([arguments.winners])
         tuned = {entry.kernel.problem for entry in winners}
         tables = [with_winner(measured, winners) for measured in tables if measured.problem in tuned]
     found = [each for measured in tables for each in judged(measured)]
+    if not found:
+        parser.error(
+            "nothing to compare: the tables have no problem of two kernels, or the folder none of them"
+        )
     if arguments.each:
         for each in sorted(found, key=lambda each: -each.regret):
             ranks = "" if each.correlation is None else f"{each.correlation:.2f}"

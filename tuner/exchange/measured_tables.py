@@ -7,6 +7,12 @@ A table is JSON, plain or compressed. Either each row names its family,
 
 where parameters left out have their defaults, or the table is of one family (`predict.fit` writes such ones):
 `family` and `columns` stand once, and rows are what the columns say. Recorded spaces are read as well.
+
+A time belongs to the text that was timed. What a table says of texts that are no longer what is rendered,
+
+    "superseded": [{"since": "2026-11-24", "why": ..., "family": "wgmma", "values": {"pack_heads": true}}]
+
+are rows that tell nothing of today's kernels: all of that family with those values.
 """
 
 from __future__ import annotations
@@ -44,9 +50,10 @@ class Measured:
     us: np.ndarray
 
 
-def read(path: Path) -> list[Measured]:
+def read(path: Path, *, superseded: bool = False) -> list[Measured]:
     """Reads a table or a recorded space; variants that this version does not have, or calls illegal, are left
-    out, and so are problems of which fewer than two are then left.
+    out, those whose text has changed since they were timed unless ``superseded`` are asked for, and so are
+    problems of which fewer than two are then left.
 
     Raises:
         FlashgenError: the file is neither.
@@ -57,7 +64,8 @@ def read(path: Path) -> list[Measured]:
         raw = path.read_bytes()
         table = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
         limits = preset(table["preset"])
-        found = [_measured(table, each, limits) for each in table["sets"]]
+        left_out = [] if superseded else [_of_text(each) for each in table.get("superseded", ())]
+        found = [_measured(table, each, limits, left_out) for each in table["sets"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FlashgenError(f"{path} is no table of measured times: {error}") from error
     return [each for each in found if len(each.variants) > 1]
@@ -82,12 +90,27 @@ def with_winner(measured: Measured, entries: Sequence[Entry]) -> Measured:
     return replace(measured, variants=(*measured.variants, winner.variant), us=us)
 
 
-def _measured(table: Mapping[str, Any], entry: Mapping[str, Any], limits: DeviceLimits) -> Measured:
+def _of_text(superseded: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The family and the values that variants have whose text has changed since they were timed."""
+    family, values = superseded["family"], dict(superseded["values"])
+    if unknown := values.keys() - {each.name for each in family_named(family).parameters()}:
+        raise ValueError(f"{family} has no parameter {min(unknown)}")
+    return family, values
+
+
+def _measured(
+    table: Mapping[str, Any],
+    entry: Mapping[str, Any],
+    limits: DeviceLimits,
+    left_out: Sequence[tuple[str, Mapping[str, Any]]],
+) -> Measured:
     problem = Problem.from_dict(entry["problem"])
     kept: dict[Variant, float] = {}
     for us, family, values in _rows(table, entry["rows"]):
         kind = family_named(family)
         variant = kind.from_dict(kind().to_dict() | values)
+        if any(family == its and variant.to_dict().items() >= of.items() for its, of in left_out):
+            continue
         try:
             variant.check(problem, limits)
         except Illegal:

@@ -23,7 +23,7 @@ from math import ceil
 from ...gen.limits import MEMORY_LATENCY_NS, PORTABLE_CLUSTER, WARP, DeviceLimits
 from ...gen.problem import ITEM_BYTES, Problem
 from ...gen.work import SCHEDULERS, BlockWork, Counts
-from .prediction import Prediction, combine_us, join, next_launch_us, stretch
+from .prediction import Prediction, combine_us, join, next_launch_us, reread_part, stretch, written_back_bytes
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,8 @@ class Coefficients:
     #: How much of the SMs' time shows beside device memory's, or the other way round: the exponent of the
     #: norm that joins them. Fitted.
     memory_hiding: float = 9.0
+    #: The same of kernels of few rows, whose copies are far ahead of what computes. Fitted.
+    ahead_hiding: float = 9.0
     #: FFMAs issued over the most the units could take, when nothing else is in the way. An H200 runs 60.9 of
     #: 67 TFLOP/s in a bare loop; it bounds cards with half as many units, on which it is assumed.
     ffma_efficiency: float = 0.90
@@ -94,6 +96,11 @@ class Coefficients:
     sm_bytes_per_cycle: float = 40.0
     #: Part of the theoretical bandwidth of device memory that a copy reaches.
     dram_efficiency: float = 0.85
+    #: Part of L2 that holds what has to be written back before something else takes its place: none where
+    #: that is part of ``launch_us``.
+    left_in_l2: float = 0.0
+    #: Part of the re-reads of keys that miss L2 where blocks that walk the same keys run at once. Fitted.
+    out_of_step: float = 1.0
     #: How much longer device memory takes to deliver what is marked as what L2 should give up first: of seven
     #: kernels on an H200, each as fast as its twin without it otherwise.
     evicting: float = 1.07
@@ -111,23 +118,29 @@ class Coefficients:
 COEFFICIENTS = Coefficients()
 #: For kernels on tensor cores. A warp's products, maxima and exponentials wait for each other, so that pipes
 #: overlap less and a tile has a latency of its own, here the barrier's; their copies pass L1 by, and matrix
-#: loads have no conflicts. Fitted to times of an H200 like the others: see `fit`.
+#: loads have no conflicts. Launches and device memory are by how times of one query grow from 17 MB of keys
+#: to 1 GB on an H200: 5 us, 4.7 TB/s, and once more what L2 has to write back; what is out of step is by
+#: kernels of 32 and 64 packed rows in tiles of 16. The others are fitted to times of that card: see `fit`.
 TENSOR_COEFFICIENTS = replace(
     COEFFICIENTS,
-    overlap=2.6,
-    dram_efficiency=0.91,
-    hiding=4.5,
-    memory_hiding=3.5,
-    idle_warp=0.42,
+    overlap=2.43,
+    hiding=3.6,
+    memory_hiding=2.2,
+    ahead_hiding=3.0,
+    idle_warp=0.55,
+    product_slots=2.3,
     held_clock=0.91,
     wavefronts_per_cycle=1.0,
-    l2_bytes_per_cycle=50.0,
+    l2_bytes_per_cycle=64.0,
     shared_latency=36.0,
-    global_latency=930.0,
-    barrier_latency=600.0,
-    block_start=850.0,
+    global_latency=1330.0,
+    barrier_latency=540.0,
+    block_start=720.0,
     starts_hide=True,
-    launch_us=12.0,
+    dram_efficiency=0.975,
+    left_in_l2=1.0,
+    out_of_step=0.12,
+    launch_us=5.0,
 )
 #: Exponentials per cycle and SM (CUDA C++ Programming Guide, throughput of arithmetic instructions).
 EXP_LANES, EXP_LANES_SM_61 = 16, 32
@@ -157,7 +170,8 @@ def predict_blocks(
     parts["latency"] = ceil(per_sm / resident) * alone * us
     parts["device memory"] = _memory_us(work, problem, limits, resident, coefficients)
     cycles = _makespan(work, limits, resident, coefficients)
-    busy = join([cycles * us, parts["device memory"]], coefficients.memory_hiding)
+    hiding = coefficients.memory_hiding if work.bytes_ahead is None else coefficients.ahead_hiding
+    busy = join([cycles * us, parts["device memory"]], hiding)
     if work.cluster > PORTABLE_CLUSTER:
         busy *= coefficients.beyond_portable
     combining = combine_us(
@@ -284,7 +298,7 @@ def _makespan(work: BlockWork, limits: DeviceLimits, resident: int, coefficients
     slots = limits.num_sms * together
     # A block's start and end take about as long as a tile.
     lengths = tuple(walk.paced_tiles + work.warps for walk in work.walks for _ in range(walk.blocks))
-    longer = stretch(lengths, work.heads, slots, work.heads_interleaved)
+    longer = stretch(lengths, work.heads, slots, work.heads if work.heads_interleaved else 1)
     return work.blocks / slots * cycles(together) * longer
 
 
@@ -296,10 +310,11 @@ def _memory_us(
     gbps = (
         limits.dram_gbps * coefficients.dram_efficiency / (coefficients.evicting if work.evicts_first else 1)
     )
-    moved = dram_bytes(work, problem, limits, resident)
+    moved = dram_bytes(work, problem, limits, resident, coefficients.out_of_step)
+    back_us = coefficients.left_in_l2 * written_back_bytes(problem, limits, moved) / (1e3 * gbps)
     ahead = work.bytes_ahead
     if ahead is None:
-        return moved / (1e3 * gbps)
+        return moved / (1e3 * gbps) + back_us
     sm_gbps = coefficients.sm_bytes_per_cycle * limits.clock_mhz / 1e3
     slots = limits.blocks_at_once(resident, work.cluster)
 
@@ -309,12 +324,15 @@ def _memory_us(
         return blocks * moved / work.blocks / (1e3 * reached)
 
     waves, rest = divmod(work.blocks, slots)
-    return waves * us(slots) + (us(rest) if rest else 0.0)
+    return waves * us(slots) + (us(rest) if rest else 0.0) + back_us
 
 
-def dram_bytes(work: BlockWork, problem: Problem, limits: DeviceLimits, resident: int) -> float:
+def dram_bytes(
+    work: BlockWork, problem: Problem, limits: DeviceLimits, resident: int, out_of_step: float = 1.0
+) -> float:
     """Returns the bytes through device memory: each tensor once, and again what L2 cannot hold of the K and V
-    in use."""
+    in use. Blocks that read the same at once come by while it is still there, but for a part
+    ``out_of_step``."""
     traffic = work.blocks * work.mean.l2_bytes
     slots = limits.num_sms * resident
     blocks_per_head = work.blocks / work.heads
@@ -328,4 +346,8 @@ def dram_bytes(work: BlockWork, problem: Problem, limits: DeviceLimits, resident
         passing = problem.seqlen_k * columns * ITEM_BYTES[problem.key_dtype]
     missing = max(0.0, 1 - limits.l2_bytes / (kv_heads * passing))
     least = problem.min_bytes if work.moved_bytes is None else work.moved_bytes
+    sequences = problem.batch if problem.layout.is_packed else 1
+    readers = blocks_per_head * group / (work.cluster * work.shares * sequences)
+    at_once = slots * group / work.heads if work.heads_interleaved else slots
+    missing = 1.0 if work.evicts_first else missing * reread_part(readers, at_once, out_of_step)
     return least + missing * max(0.0, traffic - least)

@@ -45,25 +45,36 @@ SEARCH = "search"
 AnyCoefficients = Coefficients | GroupCoefficients
 #: By family, the coefficients in use.
 IN_USE: Mapping[str, AnyCoefficients] = {"mma": TENSOR_COEFFICIENTS, "wgmma": GROUP_COEFFICIENTS}
+#: Coefficients of `wgmma` that these times do not tell.
+NOT_FITTED = (
+    "score_slots",
+    "products_in_turns",
+    "copy",
+    "copied_tile",
+    "found_tile",
+    "copy_hiding",
+    "dram_efficiency",
+    "left_in_l2",
+    "out_of_step",
+    "few_rows_efficiency",
+)
 #: By family, the coefficients that are fitted.
 FITTED = {
     "mma": (
         "overlap",
         "hiding",
         "memory_hiding",
+        "ahead_hiding",
         "idle_warp",
         "product_slots",
-        "l2_bytes_per_cycle",
         "global_latency",
         "barrier_latency",
         "block_start",
-        "launch_us",
     ),
     "wgmma": tuple(
         f.name
         for f in fields(GroupCoefficients)
-        if f.name not in ("memory_hiding", "score_slots", "products_in_turns")
-        and not f.name.startswith("split_")
+        if f.name not in NOT_FITTED and not f.name.startswith("split_")
     ),
 }
 

@@ -10,10 +10,24 @@ from ...gen.work import LaunchesWork, LaunchWork
 from .block_model import COEFFICIENTS, TENSOR_COEFFICIENTS, Coefficients, predict_blocks
 from .prediction import Prediction, next_launch_us
 
+#: What both kinds of gradients take otherwise than `TENSOR_COEFFICIENTS`: they were fitted with what L2 has
+#: to write back as a part of a launch.
+_GRADIENTS = replace(
+    TENSOR_COEFFICIENTS,
+    hiding=4.5,
+    memory_hiding=3.5,
+    global_latency=930.0,
+    barrier_latency=600.0,
+    block_start=850.0,
+    dram_efficiency=0.91,
+    left_in_l2=0.0,
+    out_of_step=1.0,
+    launch_us=12.0,
+)
 #: For gradients by warps' products: they wait at barriers for each other's weights, and less for products.
 #: Fitted to sixteen problems on an H200.
 GRADIENT_COEFFICIENTS = replace(
-    TENSOR_COEFFICIENTS,
+    _GRADIENTS,
     overlap=2.9,
     hiding=1.9,
     idle_warp=0.1,
@@ -24,7 +38,7 @@ GRADIENT_COEFFICIENTS = replace(
 #: For gradients by warpgroups' products: one block at a time, whose start and end nothing hides. Fitted to
 #: nineteen problems on an H200.
 GROUP_GRADIENT_COEFFICIENTS = replace(
-    TENSOR_COEFFICIENTS,
+    _GRADIENTS,
     overlap=2.0,
     idle_warp=0.35,
     product_slots=1.0,

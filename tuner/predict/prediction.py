@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from ...gen.launch import DEPENDENT_ARCH
 from ...gen.limits import DeviceLimits
+from ...gen.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -45,19 +46,39 @@ def combine_us(left_bytes: float, limits: DeviceLimits, bytes_per_cycle: float, 
     return waited_us + 2 * left_bytes / (bytes_per_cycle * limits.num_sms * limits.clock_mhz)
 
 
+def written_back_bytes(problem: Problem, limits: DeviceLimits, moved: float) -> float:
+    """Returns the bytes that pass to device memory to make room in L2 for so many ``moved``: of what stood
+    there before, which who ran in front had written, as timing does, less what is left there in turn."""
+    outputs = sum(each.num_bytes(problem) for each in problem.operation.outputs if not each.is_optional)
+    return max(0.0, min(moved, limits.l2_bytes) - min(outputs, limits.l2_bytes))
+
+
+def reread_part(readers: float, at_once: float, out_of_step: float) -> float:
+    """Returns the part of what ``readers`` of the same read after the first of them that no other brings at
+    that moment: all of it where they take turns, ``out_of_step`` where so many run ``at_once``."""
+    if readers <= 1:
+        return 1.0
+    in_turn = (readers / min(readers, max(1.0, at_once)) - 1) / (readers - 1)
+    return in_turn + out_of_step * (1 - in_turn)
+
+
 #: Blocks that a simulated grid has at most: what the end of a longer one costs does not depend on its length.
 SIMULATED_BLOCKS = 4096
 
 
 @lru_cache(maxsize=4096)
-def stretch(lengths: tuple[int, ...], heads: int, slots: int, heads_interleaved: bool) -> float:
+def stretch(lengths: tuple[int, ...], heads: int, slots: int, together: int) -> float:
     """Returns how much longer than an even share of the work the last of ``slots`` runs.
 
     Each slot takes the next block as it ends one. ``lengths`` are those of one head's blocks in the order in
-    which they start.
+    which they start; of so many heads ``together``, each starts one before any starts its next.
     """
+    together = min(together, heads)
     simulated = min(heads, max(1, max(SIMULATED_BLOCKS, 4 * slots) // len(lengths)))
-    order = [n for n in lengths for _ in range(simulated)] if heads_interleaved else list(lengths) * simulated
+    if together < simulated < heads:  # of whole sections and, as it stands, the last
+        simulated = heads - -(-(heads - simulated) // together) * together
+    sections = [min(together, simulated - first) for first in range(0, simulated, together)]
+    order = [length for section in sections for length in lengths for _ in range(section)]
     ends = [0] * slots
     for length in order:
         heapq.heapreplace(ends, ends[0] + length)

@@ -19,7 +19,16 @@ from ...gen.families.wgmma.parameters import GROUP
 from ...gen.families.wgmma.work import GroupWork
 from ...gen.limits import MEMORY_LATENCY_NS, DeviceLimits
 from ...gen.problem import ITEM_BYTES, Problem
-from .prediction import Prediction, combine_us, join, next_launch_us, stretch, strided
+from .prediction import (
+    Prediction,
+    combine_us,
+    join,
+    next_launch_us,
+    reread_part,
+    stretch,
+    strided,
+    written_back_bytes,
+)
 
 #: Exponentials per cycle and SM (CUDA C++ Programming Guide, throughput of arithmetic instructions).
 EXP_LANES = 16
@@ -39,20 +48,20 @@ class GroupCoefficients:
     hiding: float = 1.25
     #: How much of the SMs' time shows beside device memory's, or the other way round: the exponent of the
     #: norm that joins them.
-    memory_hiding: float = 3.0
+    memory_hiding: float = 2.7
     #: Issue slots of a warp per score and thread: a multiply-add, an addition, an exponential, and half a
     #: maximum and half a conversion of two slots each.
     score_slots: float = 5.0
     #: Issue slots of a warp around a tile: barriers, descriptors, the loop. Fitted.
-    tile_slots: float = 94.0
+    tile_slots: float = 77.0
     #: Issue slots of a warp for a polynomial, and for a score's mask. Fitted.
     polynomial_slots: float = 17.0
-    mask_slots: float = 14.0
+    mask_slots: float = 8.9
     #: Passes of 128 bytes through shared memory per cycle. Fitted.
-    wavefronts_per_cycle: float = 1.35
+    wavefronts_per_cycle: float = 1.43
     #: Cycles in which a warpgroup's own waits of a tile add up, and such cycles per score. Fitted.
-    tile_latency: float = 108.0
-    score_latency: float = 0.74
+    tile_latency: float = 122.0
+    score_latency: float = 1.63
     #: Part of a tile's outputs that the chained schedule waits for before its scores. Fitted.
     exposed_outputs: float = 0.57
     #: Cycles lost to each tile that comes late: with one stage, and with two. Fitted.
@@ -68,19 +77,28 @@ class GroupCoefficients:
     split_round: float = 500.0
     split_waits: float = 600.0
     split_hiding: float = 1.5
-    #: Cycles in which a producer asks for one box of a page: nine instructions of a loop that lanes take one
-    #: after the other, of which four wait for the one before; and how much of a tile's work shows beside
-    #: that. By the instructions; not timed.
-    copy: float = 40.0
-    copy_hiding: float = 4.0
-    #: Cycles from a query tile's end to the next one's first scores, and when its Q came early. Fitted.
-    start: float = 3560.0
-    start_with_q: float = 1540.0
-    #: Bytes that pass from device memory, as a part of its bandwidth: what L2 holds counts as well. Fitted.
-    dram_efficiency: float = 1.02
+    #: Cycles in which a producer asks for one box, whose instructions wait for each other; in which it awaits
+    #: and announces a tile of keys and one of values, and where it finds their pages as well; how much of a
+    #: tile's work shows beside that. Of pages fitted to ten kernels that were timed without them, too, of
+    #: others to one whose tiles have sixteen keys.
+    copy: float = 80.0
+    copied_tile: float = 400.0
+    found_tile: float = 1600.0
+    copy_hiding: float = 6.0
+    #: Cycles from a query tile's end to the next one's first scores; when its Q came early; and when it came
+    #: after the last scores of the tile before, whose outputs have a place of their own. Fitted.
+    start: float = 3900.0
+    start_with_q: float = 1700.0
+    start_apart: float = 2200.0
+    #: Bytes that pass from device memory, as a part of its bandwidth; part of L2 that holds what has to be
+    #: written back before something else takes its place; part of the re-reads of keys that miss L2 where
+    #: blocks that walk the same keys run at once. As of the other families.
+    dram_efficiency: float = 0.975
+    left_in_l2: float = 1.0
+    out_of_step: float = 0.12
     #: The same of kernels whose rows are few, which read all of it once; nanoseconds from a request to device
     #: memory until its answer when all ask; bytes per cycle that one SM draws. As of the other families.
-    few_rows_efficiency: float = 0.91
+    few_rows_efficiency: float = 0.975
     memory_latency_ns: float = float(MEMORY_LATENCY_NS)
     sm_bytes_per_cycle: float = 40.0
     #: Cycles in which the blocks of a cluster wait for each other's partial results, and bytes of these that
@@ -92,7 +110,7 @@ class GroupCoefficients:
     share_us: float = 0.13
     left_bytes_per_cycle: float = 50.0
     #: Microseconds from one kernel's end to the next one's, with caches cold. Fitted.
-    launch_us: float = 12.0
+    launch_us: float = 6.84
 
 
 GROUP_COEFFICIENTS = GroupCoefficients()
@@ -121,9 +139,11 @@ def predict_groups(
         tile *= coefficients.chained
     splitting = _splitting_cycles(work, coefficients)
     tile = join([tile, splitting], coefficients.split_hiding)
-    copying = work.copies * coefficients.copy
+    copying = _copying_cycles(work, coefficients)
     tile = join([tile, copying], coefficients.copy_hiding)
-    start = coefficients.start_with_q if work.early_q else coefficients.start
+    start = coefficients.start_apart if work.outputs_apart else coefficients.start
+    if work.early_q:
+        start = coefficients.start_with_q
     if work.partial_bytes:
         start += coefficients.merging + work.partial_bytes / coefficients.merged_bytes_per_cycle
     slots = limits.blocks_at_once(resident, work.cluster)
@@ -135,7 +155,7 @@ def predict_groups(
     if splitting:
         parts["splitting"] = per_sm * splitting
     if copying:
-        parts["copies of pages"] = per_sm * copying
+        parts["copies"] = per_sm * copying
     parts["device memory"] = _memory_us(work, problem, limits, resident, coefficients)
     on_sms = per_sm * tile + query_tiles * start * us
     busy = join([on_sms, parts["device memory"]], coefficients.memory_hiding)
@@ -199,6 +219,14 @@ def _splitting_cycles(work: GroupWork, coefficients: GroupCoefficients) -> float
     return work.split_rounds * coefficients.split_round + work.split_waits * coefficients.split_waits
 
 
+def _copying_cycles(work: GroupWork, coefficients: GroupCoefficients) -> float:
+    """Cycles in which a block's producer asks for a tile of keys and one of values."""
+    if not work.copies:
+        return 0.0
+    tile = coefficients.found_tile if work.finds_pages else coefficients.copied_tile
+    return tile + work.copies * coefficients.copy
+
+
 def _query_tiles_of_the_last(work: GroupWork, problem: Problem, slots: int) -> float:
     """Query tiles, of average length, of the one of ``slots`` that ends last."""
     query_tiles = len(work.walks)
@@ -209,12 +237,13 @@ def _query_tiles_of_the_last(work: GroupWork, problem: Problem, slots: int) -> f
         turns = query_tiles if work.is_even else ceil(query_tiles / 2)
         return share * ceil(turns * work.heads / slots) * slots / (turns * work.heads)
     if work.stays:
+        # By turns of a cluster, in each of which every block of it has a tile.
         pairs = _pairs(lengths[:: work.tiles_together])
         heads = work.heads * work.tiles_together // work.cluster
-        return strided(pairs, heads, slots // work.cluster) * work.tiles_together / fmean(lengths)
+        return strided(pairs, heads, slots // work.cluster) / fmean(lengths)
     if work.is_even:
         return float(ceil(share))
-    return share * stretch(lengths, work.heads, slots, work.heads_together > 1)
+    return share * stretch(lengths, work.heads, slots, work.heads_together)
 
 
 def _pairs(lengths: tuple[int, ...]) -> tuple[int, ...]:
@@ -229,10 +258,11 @@ def _memory_us(
 ) -> float:
     """Returns the time for device memory alone. Blocks with few rows that are few themselves, or have few
     bytes under way, leave part of its bandwidth unused; so does a last wave of them."""
-    moved = _memory_bytes(work, problem, limits, resident)
+    moved = _memory_bytes(work, problem, limits, resident, coefficients)
+    back_bytes = coefficients.left_in_l2 * written_back_bytes(problem, limits, moved)
     ahead = work.bytes_ahead
     if ahead is None:
-        return moved / (1e3 * limits.dram_gbps * coefficients.dram_efficiency)
+        return (moved + back_bytes) / (1e3 * limits.dram_gbps * coefficients.dram_efficiency)
     gbps = limits.dram_gbps * coefficients.few_rows_efficiency
     sm_gbps = coefficients.sm_bytes_per_cycle * limits.clock_mhz / 1e3
     blocks = len(work.walks) * work.heads
@@ -244,22 +274,33 @@ def _memory_us(
 
     slots = limits.blocks_at_once(resident, work.cluster)
     waves, rest = divmod(blocks, slots)
-    return waves * us(slots) + (us(rest) if rest else 0.0)
+    return waves * us(slots) + (us(rest) if rest else 0.0) + back_bytes / (1e3 * gbps)
 
 
-def _memory_bytes(work: GroupWork, problem: Problem, limits: DeviceLimits, resident: int) -> float:
-    """Bytes through device memory: each tensor once, and again what L2 cannot hold of the K and V in use."""
+def _memory_bytes(
+    work: GroupWork, problem: Problem, limits: DeviceLimits, resident: int, coefficients: GroupCoefficients
+) -> float:
+    """Bytes through device memory: each tensor once, and again what L2 cannot hold of the K and V in use.
+    Blocks that read the same at once come by while it is still there, but for a part."""
     sequences = problem.batch if problem.layout.is_packed else 1  # that a head's walks are of
-    blocks_of_a_head = limits.num_sms * resident * sequences / len(work.walks)
+    slots = limits.num_sms * resident
     q_heads = min(
         work.heads * sequences,
-        max(work.heads_together if work.heads_together > 1 else 0, blocks_of_a_head + 1),
+        max(
+            work.heads_together if work.heads_together > 1 else 0,
+            slots * sequences / len(work.walks) + 1,
+        ),
     )
-    kv_heads = max(1.0, q_heads / (problem.group if work.heads_share_keys else 1))
+    group = problem.group if work.heads_share_keys else 1
     columns = problem.head_dim + problem.head_dim_v
-    footprint = kv_heads * problem.seqlen_k * columns * ITEM_BYTES[problem.key_dtype]
+    footprint = max(1.0, q_heads / group) * problem.seqlen_k * columns * ITEM_BYTES[problem.key_dtype]
     missing = max(0.0, 1 - limits.l2_bytes / footprint)
+    keys = sum(each.num_bytes(problem) for each in problem.operation.arrays if each.name in ("k", "v"))
     traffic = work.heads * sum(work.walks) * work.tile_bytes
-    if work.bytes_ahead is not None:  # once it is read anyway, and that is most of it
-        traffic = max(0.0, traffic - problem.min_bytes)
-    return problem.min_bytes + missing * traffic
+    # Tiles of a head walk from the last keys that they see, which are the same where all rows see alike.
+    tiles = len(work.walks) / sequences
+    in_step = min(tiles, max(1.0, slots / work.heads_together)) if work.is_even else 1.0
+    readers = traffic / keys
+    at_once = readers * in_step / tiles
+    missing *= reread_part(readers, at_once, coefficients.out_of_step)
+    return problem.min_bytes + missing * max(0.0, traffic - keys)

@@ -46,6 +46,7 @@ def latent_work(variant: Latent, problem: Problem, limits: DeviceLimits) -> Grou
         ordered_exponentials=False,
         stays=False,
         early_q=False,
+        outputs_apart=False,
         tiles=tiles,
         walks=walks,
         heads=problem.num_kv_heads * problem.batch,

@@ -38,7 +38,7 @@ from ...scored_tiles.arrays import met_by, tile_arrays
 from ...scored_tiles.change import changed_tile, tile_predicate
 from ...serves import Serves
 from ..arithmetic import EXP2_CUBIC, LAG, LEAST_EXPONENT, PARTS_LAG, TOP_EXPONENT, WEIGHT_EXPONENT
-from .layouts import CHUNK_BYTES, TILE_COLUMNS, plan_fetch
+from .layouts import CHUNK_BYTES, TILE_COLUMNS
 from .parameters import EIGHT_BITS, WIDENED_KEYS
 from .rules import RuledParameters
 from .steps import steps_of
@@ -136,20 +136,7 @@ class Mma(RuledParameters):
             "padded_columns": self._padded_columns(problem),
             "strides": {name: tile.stride for name, tile in tiles.items()},
             "layouts": tiles,
-            "plans": {
-                name: plan_fetch(
-                    rows,
-                    columns,
-                    self.access_width(problem) if name == "q" else self.key_access_width(problem),
-                    threads,
-                    split=name != "q" and arithmetic == "3xf16",
-                )
-                for name, rows, columns, threads in (
-                    ("q", self.br, problem.head_dim, self.threads()),
-                    ("k", self.bc, problem.head_dim, self.threads() // self.key_warps),
-                    ("v", self.bc, problem.head_dim_v, self.threads() // self.key_warps),
-                )
-            },
+            "plans": {name: self.copy_plan(name, problem) for name in ("q", "k", "v")},
             "products": PRODUCTS[arithmetic],
             "visibility": VISIBILITY if problem.scores.is_plain else SCORED_VISIBILITY,
             "arrays": arrays,

@@ -8,7 +8,19 @@ from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...scoring.values import keys_in_reach
 from ...variant import Variant, param
-from .layouts import CHUNK_BYTES, KEY_COLUMNS, PADDED, SWIZZLED, TILE_COLUMNS, TILE_ROWS, Tile, tile_of, whole
+from .layouts import (
+    CHUNK_BYTES,
+    KEY_COLUMNS,
+    PADDED,
+    SWIZZLED,
+    TILE_COLUMNS,
+    TILE_ROWS,
+    Fetch,
+    Tile,
+    plan_fetch,
+    tile_of,
+    whole,
+)
 
 #: What float32 is split into for `Mma.parts`.
 TF32, F16 = "tf32", "f16"
@@ -229,6 +241,17 @@ class Parameters(Variant):
             name: tile_of(self.layout, n, CHUNK_BYTES // ITEM_BYTES[dtype])
             for name, (n, dtype) in columns.items()
         }
+
+    def copy_plan(self, name: str, problem: Problem) -> Fetch:
+        """Returns how the block copies its tile of Q, or those who share one a tile of K or of V."""
+        of_queries = name == "q"
+        return plan_fetch(
+            self.br if of_queries else self.bc,
+            problem.head_dim_v if name == "v" else problem.head_dim,
+            self.access_width(problem) if of_queries else self.key_access_width(problem),
+            self.threads() if of_queries else self.threads() // self.key_warps,
+            split=not of_queries and self.arithmetic(problem) == "3xf16",
+        )
 
     def smem_bytes(self, problem: Problem, limits: DeviceLimits) -> int:
         tiles = self.tiles(problem)

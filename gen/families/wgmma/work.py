@@ -49,7 +49,7 @@ TRANSPOSED_KEYS, TRANSPOSED_COLUMNS, TRANSPOSING_SLOTS = 32, 16, 8
 CAP_BOUND_SLOTS = 0.25
 #: Issue slots per score that bits hide or leave: it is selected, seven bits at a time become predicates.
 SEEN_BIT_SLOTS = 1.25
-#: How much longer splitting by whole tiles takes where there are two stages, than by rows.
+#: How much longer splitting by whole tiles takes where there are two stages.
 SPLIT_LATE = 1.3
 
 
@@ -81,6 +81,8 @@ class GroupWork(Work):
     """Whether blocks take several query tiles."""
     early_q: bool
     """Whether the next query tile's Q comes beside the work on this one."""
+    outputs_apart: bool
+    """Whether it comes after this one's last scores, beside what is left."""
     tiles: float
     """Tiles of keys that a warpgroup computes for its rows of a query tile, on average."""
     walks: tuple[int, ...]
@@ -100,8 +102,9 @@ class GroupWork(Work):
     tiles_together: int = 1
     """Neighbouring query tiles of a head that the blocks of a cluster take."""
     copies: float = 0.0
-    """Boxes of pages that a block's producer asks for, one after the other, for a tile of keys and one of
-    values; 0 where tiles come whole."""
+    """Boxes that a block's producer asks for, one after the other, for a tile of keys and one of values."""
+    finds_pages: bool = False
+    """Whether it looks up where these are."""
     heads_share_keys: bool = True
     """Whether ``heads`` counts query heads that share keys apart; packed, they are one."""
     bytes_ahead: float | None = None
@@ -212,13 +215,15 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
         ordered_exponentials=variant.order_of_groups == "exponentials",
         ordered_products=variant.order_of_groups == PRODUCTS,
         stays=variant.persistent,
-        early_q=variant.q_stages > 1 or variant.o_apart,
+        early_q=variant.q_stages > 1,
+        outputs_apart=variant.o_apart,
         tiles=tiles,
         walks=walks,
         heads=heads,
         heads_together=min(heads, variant.section) if variant.section else heads,
         tile_bytes=item * bc * (problem.head_dim + dv) / variant.cluster,
-        copies=_copies(variant, problem) if problem.layout.is_paged else 0.0,
+        copies=_copies(variant, problem),
+        finds_pages=problem.layout.is_paged,
         cluster=variant.cluster * variant.bias_heads * variant.splits,
         tiles_together=variant.tiles_per_cluster(),
         heads_share_keys=not variant.pack_heads,
@@ -385,7 +390,8 @@ def _split_in_front(variant: Wgmma, problem: Problem, scores: float) -> tuple[fl
 
 
 def _copies(variant: Wgmma, problem: Problem) -> float:
-    """`GroupWork.copies`: pieces of a tile that are of one page, by as many columns as come side by side."""
+    """`GroupWork.copies`: pieces of a tile, of pages those that are of one, by as many columns as come side
+    by side."""
     share = variant.bc // variant.cluster
     widths = {"k": problem.head_dim, "v": problem.head_dim_v}
     maps = [each for each in tensor_maps(variant, problem) if each.array in widths]
@@ -397,9 +403,7 @@ def _split_rounds(variant: Wgmma, boxes: int) -> float:
     each warp has a third, but with two stages the next is waited for."""
     together = 2 if 2 * boxes <= HELD_BOXES else 1
     reads, units = together * boxes / HELD_BOXES, variant.bc // UNIT_ROWS
-    by_rows = -(-units // (SPLITTERS * together)) * reads
     if variant.split_by == "rows":
-        return by_rows
-    if min(variant.k_stages, variant.v_stages) <= 2:
-        return SPLIT_LATE * by_rows
-    return -(-units // together) * reads / SPLITTERS
+        return -(-units // (SPLITTERS * together)) * reads
+    late = SPLIT_LATE if min(variant.k_stages, variant.v_stages) <= 2 else 1.0
+    return late * -(-units // together) * reads / SPLITTERS

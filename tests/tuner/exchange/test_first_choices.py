@@ -27,36 +27,32 @@ REACHED = {
         "mma": (1.011, 1.068),
         "mma-backward": (1.008, 1.113),
         "simt": (1.0, 1.0),
-        "wgmma": (1.015, 1.138),
+        "wgmma": (1.005, 1.086),
         "wgmma-backward": (1.011, 1.110),
-        SEVERAL: (1.010, 1.068),
+        SEVERAL: (1.002, 1.006),
     },
-    "h200_mma_times.json.gz": {"mma": (1.023, 1.111)},
+    "h200_mma_times.json.gz": {"mma": (1.019, 1.111)},
     "h200_times.json.gz": {"simt": (1.025, 1.081)},
-    "h200_wgmma_times.json.gz": {"wgmma": (1.038, 1.134)},
+    "h200_wgmma_times.json.gz": {"wgmma": (1.034, 1.134)},
     "mma_bf16_d64.jsonl.xz": {"mma": (1.003, 1.003)},
     "simt_f32_d64.jsonl.xz": {"simt": (1.0, 1.0)},
-}
-#: The same of problems that were timed after the model had been fitted, which knows nothing of them.
-REACHED_LATER = {
     "measured_h200_later.json": {
         "latent": (1.012, 1.070),
-        "mma": (1.050, 1.352),
+        "mma": (1.016, 1.046),
         "mma-backward": (1.011, 1.045),
-        "wgmma": (1.010, 1.054),
-        "wgmma-backward": (1.059, 1.118),
-        SEVERAL: (1.036, 1.118),
+        "wgmma": (1.015, 1.090),
+        "wgmma-backward": (1.031, 1.091),
+        SEVERAL: (1.015, 1.046),
     },
-    # Of several families the worst are of few keys, and of a mask, that mma serves better than was thought.
     "measured_h200_serving.json": {
         "latent": (1.004, 1.046),
-        "mma": (1.033, 1.346),
-        "wgmma": (1.034, 1.234),
-        "wgmma-backward": (1.036, 1.178),
-        SEVERAL: (1.099, 2.247),
+        "mma": (1.018, 1.080),
+        "wgmma": (1.029, 1.091),
+        "wgmma-backward": (1.016, 1.086),
+        SEVERAL: (1.010, 1.058),
     },
 }
-#: What is promised of all of them together.
+#: What is promised of each family and operation, and of the choice among families, of more than one problem.
 PROMISED_MEAN, PROMISED_WORST = 1.05, 1.15
 
 
@@ -65,9 +61,7 @@ def judgements(name: str) -> list[Judged]:
     return [each for measured in read(DATA / name) for each in judged(measured)]
 
 
-@pytest.mark.parametrize(
-    ("name", "reached"), [*sampled(REACHED.items(), 1), *sampled(REACHED_LATER.items(), 1)]
-)
+@pytest.mark.parametrize(("name", "reached"), sampled(REACHED.items(), 2))
 def test_first_choices_are_as_good_as_they_were(name, reached):
     found = judgements(name)
     assert {each.family for each in found} == reached.keys()
@@ -77,19 +71,52 @@ def test_first_choices_are_as_good_as_they_were(name, reached):
         assert max(each.regret for each in group) <= worst, family
 
 
-@pytest.mark.parametrize("name", sampled(REACHED, 1))
-def test_no_first_choice_is_far_behind_the_best(name):
-    found = judgements(name)
-    assert mean_regret(found) <= PROMISED_MEAN
-    assert max(each.regret for each in found) <= PROMISED_WORST, max(found, key=lambda each: each.regret)
+def all_judgements() -> list[Judged]:
+    return [each for name in REACHED for each in judgements(name)]
+
+
+@pytest.mark.thorough
+def test_no_first_choice_is_far_behind_the_best():
+    for each in summaries(all_judgements()):
+        assert each.worst <= PROMISED_WORST, each
+        assert each.problems == 1 or each.regret <= PROMISED_MEAN, each
 
 
 @pytest.mark.thorough
 def test_the_table_of_the_page_is_todays():
     page = (ROOT / "docs" / "tuning.md").read_text(encoding="utf-8")
-    assert markdown(summaries(each for name in REACHED for each in judgements(name))) in page, (
+    assert markdown(summaries(all_judgements())) in page, (
         "print it by python -m flashgen.tuner.exchange.first_choices of the tables in tests/data"
     )
+
+
+def test_kernels_whose_text_has_changed_since_take_no_part(tmp_path):
+    problem = Problem(dtype="bf16", head_dim=128, num_q_heads=8, num_kv_heads=2).to_dict()
+    rows = [[10.0, 0, "wgmma", {}], [11.0, 0, "wgmma", {"bc": 96}], [9.0, 0, "wgmma", {"pack_heads": True}]]
+    table: dict[str, object] = {"preset": "h200", "sets": [{"problem": problem, "rows": rows}]}
+    path = tmp_path / "table.json"
+
+    def times(*, superseded: bool) -> list[float]:
+        path.write_text(json.dumps(table))
+        return [us for each in read(path, superseded=superseded) for us in each.us.tolist()]
+
+    assert times(superseded=False) == [10.0, 11.0, 9.0]
+    table["superseded"] = [{"family": "wgmma", "values": {"pack_heads": True}, "since": "", "why": ""}]
+    assert times(superseded=False) == [10.0, 11.0]
+    assert times(superseded=True) == [10.0, 11.0, 9.0]
+    table["superseded"] = [{"family": "mma", "values": {"pack_heads": True}, "since": "", "why": ""}]
+    assert times(superseded=False) == [10.0, 11.0, 9.0]
+    table["superseded"] = [{"family": "wgmma", "values": {"packed": True}}]
+    with pytest.raises(FlashgenError, match="wgmma has no parameter packed"):
+        times(superseded=False)
+
+
+@pytest.mark.parametrize("superseded", [False, True])
+def test_packed_heads_of_wgmma_were_timed_with_an_older_text(superseded):
+    tables = [name for name in REACHED if name.startswith("measured")]
+    timed = [v for name in tables for each in read(DATA / name, superseded=superseded) for v in each.variants]
+    packed = [v for v in timed if isinstance(v, Wgmma) and v.pack_heads]
+    assert bool(packed) == superseded and len(timed) - len(packed) > 1000
 
 
 def test_winners_that_were_not_timed_stand_beside_those_that_were():

@@ -71,16 +71,17 @@ def test_pages_come_in_pieces_that_take_time_to_ask_for() -> None:
             work = count_work(variant, replace(dense, page_size=size), H200)
             assert isinstance(work, GroupWork)
             boxes[variant.bc, variant.cluster, size] = work.copies
-    assert [boxes[128, 1, size] for size in (0, 8, 16, 128, 256)] == [0, 64, 32, 4, 4]
-    assert [boxes[128, 2, size] for size in (0, 8, 16, 128, 256)] == [0, 32, 16, 4, 4]
-    assert [boxes[176, 1, size] for size in (0, 8, 16, 128, 256)] == [0, 88, 44, 44, 44]
+    assert [boxes[128, 1, size] for size in (0, 8, 16, 128, 256)] == [4, 64, 32, 4, 4]
+    assert [boxes[128, 2, size] for size in (0, 8, 16, 128, 256)] == [4, 32, 16, 4, 4]
+    assert [boxes[176, 1, size] for size in (0, 8, 16, 128, 256)] == [4, 88, 44, 44, 44]
 
     def us(variant: Wgmma, size: int) -> float:
         return cost_model.predict(variant, replace(dense, page_size=size), H200).median_us
 
-    # Hidden behind the products of two warpgroups as long as pieces are not too small.
-    assert us(Wgmma(bc=128), 0) <= us(Wgmma(bc=128), 128) < 1.01 * us(Wgmma(bc=128), 0)
-    assert us(Wgmma(bc=128), 128) < us(Wgmma(bc=128), 16) < 1.1 * us(Wgmma(bc=128), 128)
+    # Hidden behind the products of two warpgroups as long as pieces are not too small: an H200 took 1 to 7 %
+    # longer for pages of 128 keys, and 26 to 33 % for those of 16.
+    assert us(Wgmma(bc=128), 0) <= us(Wgmma(bc=128), 128) < 1.02 * us(Wgmma(bc=128), 0)
+    assert 1.15 * us(Wgmma(bc=128), 128) < us(Wgmma(bc=128), 16) < 1.35 * us(Wgmma(bc=128), 128)
     assert us(Wgmma(bc=128), 16) < us(Wgmma(bc=128), 8)
     small = Wgmma(br=64, bc=128, min_blocks=1)
     assert us(small, 8) > 1.1 * us(small, 64)

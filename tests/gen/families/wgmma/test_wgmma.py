@@ -585,8 +585,11 @@ def test_outputs_apart_take_room_and_let_queries_come_early():
     problem = replace(HALF, head_dim=128, head_dim_v=64)
     over, apart = (Wgmma(o_apart=o_apart) for o_apart in (False, True))
     assert apart.smem_bytes(problem, H200) - over.smem_bytes(problem, H200) == 128 * 64 * 2
-    early = replace(over, q_stages=2).work(problem, H200)
-    assert early.early_q and apart.work(problem, H200) == early != over.work(problem, H200)
+    none, later, early = (v.work(problem, H200) for v in (over, apart, replace(over, q_stages=2)))
+    assert [each.early_q for each in (none, later, early)] == [False, False, True]
+    assert [each.outputs_apart for each in (none, later, early)] == [False, True, False]
+    times = [predict(v, problem, H200).median_us for v in (over, apart, replace(over, q_stages=2))]
+    assert times[0] > times[1] > times[2]
 
 
 def test_weights_in_shared_memory_take_room_and_passes_and_no_registers():
@@ -619,11 +622,12 @@ def test_a_cluster_over_heads_asks_l2_for_its_share_and_walks_no_further():
     # Blocks without a head take room all the same.
     odd = replace(problem, num_q_heads=6)
     assert Wgmma(bc=64, cluster_over="heads", cluster=2).work(odd, H200).heads == odd.batch * 2 * 4
-    # Keys that L2 does not hold come from device memory once for all heads of a cluster.
+    # Keys that L2 does not hold come from device memory once for all heads of a cluster; those of others that
+    # run at once find most of them in L2, too.
     long = replace(problem, head_dim=256, head_dim_v=256, seqlen_q=1024, seqlen_k=262144)
     variants = [Wgmma(br=128, bc=64), Wgmma(br=128, bc=64, cluster_over="heads", cluster=2)]
     moved = [predict(variant, long, H200).parts_us["device memory"] for variant in variants]
-    assert moved[1] < 0.6 * moved[0]
+    assert moved[1] < 0.9 * moved[0]
 
 
 # -- rules ----------------------------------------------------------------------------------------------
