@@ -9,7 +9,7 @@ from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.families.wgmma.work import GroupWork
 from flashgen.gen.limits import PRESETS
 from flashgen.gen.problem import Problem
-from flashgen.gen.scoring import Scoring
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.gen.work import count_work
 from flashgen.tuner.predict.cost_model import predict
 from flashgen.tuner.predict.prediction import stretch
