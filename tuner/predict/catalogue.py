@@ -138,8 +138,13 @@ def build_catalogue(
 
 
 def encode(space: Space) -> np.ndarray:
-    """Returns the choice indices of a space's legal variants, shape (parameters, variants)."""
+    """Returns the choice indices of a space's legal variants, shape (parameters, variants).
+
+    A parameter may be held at a value that is none of its choices; no variant is legal then.
+    """
     codes = np.empty_like(space.codes)
+    if not len(space):
+        return codes
     parameters = zip(space.family.parameters(), space.choices, strict=True)
     for row, walked, (parameter, values) in zip(codes, space.codes, parameters, strict=True):
         row[:] = np.array([parameter.choices.index(value) for value in values], dtype=np.uint8)[walked]
