@@ -29,7 +29,7 @@ from ...handover.split_rows import SPLIT_ROWS, SPLIT_THREADS, UNIT_WORDS, split_
 from ...handover.workspace import Workspace
 from ...launch import Launch
 from ...layout import DENSE, PACKED
-from ...limits import WARP, DeviceLimits
+from ...limits import DeviceLimits
 from ...operation import BACKWARD
 from ...problem import Problem
 from ...serves import Serves
@@ -59,7 +59,7 @@ class MmaBackward(UsedTiles, RuledParameters):
     )
 
     def blocks_of_queries(self, problem: Problem) -> tuple[int, int, int]:
-        return self.row_warps * WARP, self.smem_bytes_of_rows(problem), self.rows
+        return self.threads_of_rows, self.smem_bytes_of_rows(problem), self.rows
 
     def launches(self, problem: Problem, limits: DeviceLimits) -> tuple[Launch, ...]:
         statistics, *others = super().launches(problem, limits)
@@ -75,6 +75,7 @@ class MmaBackward(UsedTiles, RuledParameters):
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
         d, dv = self.columns(problem.head_dim), self.columns(problem.head_dim_v)
         own, own_v = self.own_columns(problem.head_dim), self.own_columns(problem.head_dim_v)
+        own_of_rows = self.own_columns_of_rows(problem.head_dim)
         groups = self.sum_groups(problem)
         return {
             **super().constants(problem, limits),
@@ -92,8 +93,11 @@ class MmaBackward(UsedTiles, RuledParameters):
             "columns_v": dv,
             "own_columns": own,
             "own_columns_v": own_v,
+            "own_columns_of_rows": own_of_rows,
             # The last warp along columns has fewer than the others.
-            "uneven": own * self.column_warps != d or own_v * self.column_warps != dv,
+            "uneven": own * self.column_warps != d
+            or own_v * self.column_warps != dv
+            or own_of_rows * self.gradient_warps != d,
             "sum_groups": groups,
             "uneven_sums": d // COLUMN_STEP % groups[1] != 0,
             "tile": self.tile(problem.head_dim, problem),

@@ -38,6 +38,12 @@ class Parameters(GradientVariant):
     rows: int = param(64, 32, 128, 256, 16, doc="query rows that a block of the other launch keeps")
     keys: int = param(64, 16, 32, 128, doc="keys that pass by them")
     row_warps: int = param(4, 1, 2, 8, doc="warps of such a block, which share its rows")
+    gradient_warps: int = param(
+        1,
+        2,
+        doc="warps with the same rows, which take columns of their gradients each, and make weights anew",
+        implied=True,
+    )
     layout: str = param(PADDED, SWIZZLED, doc="how rows in shared memory avoid bank conflicts")
     stages: int = param(2, 1, doc="tiles that pass by in shared memory")
     min_blocks: int = param(1, 2, 3, 4, doc="blocks per SM the compiler must leave registers for")
@@ -79,9 +85,18 @@ class Parameters(GradientVariant):
     def summed_columns(self, problem: Problem) -> int:
         return self.columns(problem.head_dim) if self.dq_path == ATOMICS else 0
 
+    @property
+    def threads_of_rows(self) -> int:
+        """Threads of a block that keeps query rows."""
+        return self.row_warps * self.gradient_warps * WARP
+
     def own_columns(self, head_dim: int) -> int:
         """Returns the columns of a gradient of keys or values that a warp makes at most."""
         return whole(-(-self.columns(head_dim) // self.column_warps), COLUMN_STEP)
+
+    def own_columns_of_rows(self, head_dim: int) -> int:
+        """Returns the columns of a gradient of queries that a warp makes at most in the other launch."""
+        return whole(-(-self.columns(head_dim) // self.gradient_warps), COLUMN_STEP)
 
     def sum_groups(self, problem: Problem) -> tuple[int, int]:
         """Returns into how many shares the rows and the columns of what blocks of keys make of queries'
@@ -149,8 +164,8 @@ class Parameters(GradientVariant):
     def registers(self, problem: Problem, limits: DeviceLimits) -> int:
         d, dv = self.own_columns(problem.head_dim), self.own_columns(problem.head_dim_v)
         kept, at_once = self.key_tiles * (d + dv) // 2, self.key_tiles * self.br // self.column_warps
-        # Weights as left operands, of which parts are all held at a time.
-        operands = self.key_tiles * self.br // 2 if self.parts(problem) > 1 else 0
+        # Weights as left operands, of which parts are all held at a time that one warp has made.
+        operands = self.key_tiles * self.br // (2 * self.column_warps) if self.parts(problem) > 1 else 0
         if self.dq_path == LAUNCH:
             return kept + at_once + operands + self._other_registers(problem)
         groups = self.sum_groups(problem)
@@ -163,7 +178,7 @@ class Parameters(GradientVariant):
         if self.dq_path == ATOMICS:
             return 0
         operands = self.row_tiles * self.keys // 2 if self.parts(problem) > 1 else 0
-        kept = self.row_tiles * self.columns(problem.head_dim) // 2
+        kept = self.row_tiles * self.own_columns_of_rows(problem.head_dim) // 2
         return kept + self.row_tiles * self.keys + operands + self._other_registers(problem)
 
     def _other_registers(self, problem: Problem) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...limits import WARP, DeviceLimits
+from ...limits import DeviceLimits
 from ...problem import Problem
 from ...variant import FIRST_PARAMETER, rule
 from ..mma.layouts import PADDED, TILE_ROWS
@@ -41,14 +42,31 @@ class RuledParameters(Parameters):
             )
         return None
 
+    @rule("divisibility", after="gradient_warps")
+    def _columns_of_rows_split_over_warps(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        columns = self.columns(problem.head_dim)
+        if (self.gradient_warps - 1) * self.own_columns_of_rows(columns) >= columns:
+            return (
+                f"gradient_warps={self.gradient_warps}: {columns} columns, in steps of {COLUMN_STEP}, "
+                "are too few"
+            )
+        return None
+
     @rule("combination", after="row_warps")
     def _kept_rows_are_of_a_launch(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        return self._of_no_launch({"rows": self.rows, "keys": self.keys, "row_warps": self.row_warps})
+
+    @rule("combination", after="gradient_warps")
+    def _shared_rows_are_of_a_launch(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        return self._of_no_launch({"gradient_warps": self.gradient_warps})
+
+    def _of_no_launch(self, asked: Mapping[str, int]) -> str | None:
+        """Why values of the launch that keeps query rows, but the defaults, mean nothing without one."""
         if self.dq_path == LAUNCH:
             return None
-        of_launch = {"rows": self.rows, "keys": self.keys, "row_warps": self.row_warps}
         for parameter in self.parameters():
-            if parameter.name in of_launch and of_launch[parameter.name] != parameter.default:
-                told = f"{parameter.name}={of_launch[parameter.name]}"
+            if asked.get(parameter.name, parameter.default) != parameter.default:
+                told = f"{parameter.name}={asked[parameter.name]}"
                 return f"dq_path={self.dq_path}: no launch keeps query rows, of which {told} is"
         return None
 
@@ -64,12 +82,6 @@ class RuledParameters(Parameters):
             return "parts of float32 are of sequences of one length; family simt-backward takes packed ones"
         return None
 
-    @rule("combination", after="bc")
-    def _parts_have_their_places(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if problem.layout.is_packed and self.parts(problem) > 1:
-            return "parts of packed sequences are not laid out; family simt-backward takes these in float32"
-        return None
-
     @rule("divisibility", after="row_warps")
     def _rows_split_over_warps(self, problem: Problem, limits: DeviceLimits) -> str | None:
         return _unsplit("rows", self.rows, self.row_warps)
@@ -78,9 +90,17 @@ class RuledParameters(Parameters):
     def _registers_fit(self, problem: Problem, limits: DeviceLimits) -> str | None:
         return _lacks_registers(self.registers(problem, limits), self.threads(), limits)
 
-    @rule("registers", after="row_warps")
+    @rule("registers", after="gradient_warps")
     def _registers_fit_rows(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        return _lacks_registers(self.registers_of_rows(problem), self.row_warps * WARP, limits)
+        return _lacks_registers(self.registers_of_rows(problem), self.threads_of_rows, limits)
+
+    @rule("weights made anew", after="gradient_warps", advisory=True)
+    def _one_warp_would_not_do(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        # Two products more of each tile pay only where no warp holds the gradients by itself.
+        alone = self.changed(gradient_warps=1)
+        if alone == self or _lacks_registers(alone.registers_of_rows(problem), alone.threads_of_rows, limits):
+            return None
+        return f"gradient_warps={self.gradient_warps}, but one warp holds the gradients of its rows"
 
     @rule("layout", after="layout")
     def _rows_swizzle(self, problem: Problem, limits: DeviceLimits) -> str | None:
@@ -99,7 +119,7 @@ class RuledParameters(Parameters):
         blocks = [(self.threads(), self.registers(problem, limits), self.smem_bytes(problem, limits))]
         if self.dq_path == LAUNCH:
             of_rows = self.registers_of_rows(problem), self.smem_bytes_of_rows(problem)
-            blocks.append((self.row_warps * WARP, *of_rows))
+            blocks.append((self.threads_of_rows, *of_rows))
         for threads, needed, smem in blocks:
             room = limits.blocks_per_sm(threads, needed, smem)
             if self.min_blocks > max(1, room):

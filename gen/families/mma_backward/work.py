@@ -47,7 +47,7 @@ def mma_backward_work(variant: MmaBackward, problem: Problem, limits: DeviceLimi
         return LaunchesWork((of_keys,), others=2 + split, moved_bytes=moved)
     of_rows = LaunchWork(
         _of_rows(variant, problem, limits),
-        variant.row_warps * WARP,
+        variant.threads_of_rows,
         variant.smem_bytes_of_rows(problem),
         variant.registers_of_rows(problem),
     )
@@ -85,17 +85,18 @@ def _of_keys(variant: MmaBackward, problem: Problem, limits: DeviceLimits) -> Bl
 def _of_rows(variant: MmaBackward, problem: Problem, limits: DeviceLimits) -> BlockWork:
     """Blocks that keep query rows: three products of each tile of keys."""
     d, dv = variant.columns(problem.head_dim), variant.columns(problem.head_dim_v)
+    own, warps = variant.own_columns_of_rows(problem.head_dim), variant.row_warps * variant.gradient_warps
     compute = _weights(variant, variant.row_tiles, variant.keys, d + dv, limits)
     written = variant.rows * problem.head_dim * ITEM_BYTES[problem.dtype]
     block = BlockWork(
         once=_moved(variant, problem, bytes_of_rows(problem, variant.rows) + written),
         per_tile=_copied(variant, problem, bytes_of_keys(problem, variant.keys), limits),
         per_warp_tile=_in_parts(
-            problem, compute + _sums(variant, variant.row_tiles, variant.keys, d, limits)
+            problem, compute + _sums(variant, variant.row_tiles, variant.keys, own, limits)
         ),
-        walks=walk_of_rows(problem, variant.rows, variant.keys, variant.row_warps),
+        walks=walk_of_rows(problem, variant.rows, variant.keys, warps),
         heads=heads_of(problem, problem.num_q_heads),
-        warps=variant.row_warps,
+        warps=warps,
         moved_bytes=moved_by_rows(problem),
         passing_bytes=bytes_of_keys(problem, problem.seqlen_k),
     )

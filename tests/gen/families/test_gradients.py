@@ -100,6 +100,16 @@ WAYS: dict[str, tuple[Variant, Problem, str]] = {
         replace(PROBLEM, head_dim=200, head_dim_v=144),
         "h200",
     ),
+    "mma, float32 in parts, all gradients shared": (
+        replace(TENSOR, br=32, column_warps=2, stages=1, gradient_warps=2),
+        replace(PROBLEM, head_dim=64, head_dim_v=48),
+        "h200",
+    ),
+    "mma, gradients of rows that warps share unevenly": (
+        replace(TENSOR, rows=32, row_warps=2, keys=16, gradient_warps=2),
+        replace(PROBLEM, dtype="bf16", head_dim=80, head_dim_v=24),
+        "a100",
+    ),
     "mma, float32 in parts, sums in memory": (
         replace(SUMMED, br=32, layout="swizzled"),
         replace(PROBLEM, head_dim=64, head_dim_v=33),
@@ -276,6 +286,10 @@ def test_what_cannot_run_is_told() -> None:
         render(TENSOR, replace(PROBLEM, dtype="bf16"), PRESETS["t4"])
     with pytest.raises(Illegal, match="dq_path=atomics: no launch keeps query rows, of which rows=32 is"):
         render(replace(SUMMED, rows=32), replace(PROBLEM, dtype="bf16"), A100)
+    with pytest.raises(Illegal, match="no launch keeps query rows, of which gradient_warps=2 is"):
+        render(replace(SUMMED, gradient_warps=2), replace(PROBLEM, dtype="bf16"), A100)
+    with pytest.raises(Illegal, match="gradient_warps=2: 16 columns, in steps of 16, are too few"):
+        render(replace(TENSOR, gradient_warps=2), replace(PROBLEM, dtype="bf16", head_dim=16), A100)
     with pytest.raises(Illegal, match="column_warps=4: 32 columns, in steps of 16, are too few"):
         render(replace(SUMMED, column_warps=4, br=64), replace(PROBLEM, dtype="bf16"), A100)
 

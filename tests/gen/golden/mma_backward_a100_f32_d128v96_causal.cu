@@ -325,7 +325,7 @@ __device__ __forceinline__ void multiply(
       for (int e = 0; e < 4; ++e) s[i][t][e] = 0.0f;
     }
   }
-#pragma unroll
+#pragma unroll 2  // else too much is read ahead
   for (int first = 0; first < kDepth; first += 32) {
     constexpr int kSteps = 2;
     const int steps = min(kSteps, (kDepth - first) / 16);
@@ -367,18 +367,17 @@ __device__ __forceinline__ void multiply(
   }
 }
 
-// A warp's weights as left operands in parts: rows are what it keeps, columns what passes by, in shares. In each share each
-// row has a unit of its own.
-template <int kRowTiles, int kSteps, int kShares>
+// A warp's weights as left operands in parts: rows are what it keeps, each in a unit of its own, columns what passes by.
+template <int kRowTiles, int kSteps>
 struct Weights {
   unsigned big[kRowTiles][kSteps][4], small[kRowTiles][kSteps][4];
-  float units[kRowTiles][2][kShares];
+  float units[kRowTiles][2];
 };
 
 // Splits weights as the products left them.
 template <int kRowTiles, int kTiles>
-__device__ __forceinline__ Weights<kRowTiles, kTiles / 2, 1> split_weights(const float (&s)[kRowTiles][kTiles][4]) {
-  Weights<kRowTiles, kTiles / 2, 1> weights;
+__device__ __forceinline__ Weights<kRowTiles, kTiles / 2> split_weights(const float (&s)[kRowTiles][kTiles][4]) {
+  Weights<kRowTiles, kTiles / 2> weights;
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
@@ -389,7 +388,7 @@ __device__ __forceinline__ Weights<kRowTiles, kTiles / 2, 1> split_weights(const
       largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
       largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
       const float unit = unit_of(largest), factor = inverse_of(unit);
-      weights.units[i][h][0] = unit;
+      weights.units[i][h] = unit;
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
         const Parts both = split(s[i][t][2 * h] * factor, s[i][t][2 * h + 1] * factor);
@@ -406,13 +405,13 @@ template <int kRowTiles, int kTiles>
 __device__ __forceinline__ void put_weights(
     Operand* tile, float (&units)[kColumnWarps][kBc], const float (&s)[kRowTiles][kTiles][4], int own, int own_row) {
   const int lane = threadIdx.x % 32;
-  const Weights<kRowTiles, kTiles / 2, 1> weights = split_weights(s);
+  const Weights<kRowTiles, kTiles / 2> weights = split_weights(s);
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int key = own + 16 * i + lane / 4 + 8 * h;
-      if (lane % 4 == 0) units[own_row / (8 * kTiles)][key] = weights.units[i][h][0];
+      if (lane % 4 == 0) units[own_row / (8 * kTiles)][key] = weights.units[i][h];
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
         const int row = own_row + t * 8 + lane % 4 * 2;
@@ -423,64 +422,74 @@ __device__ __forceinline__ void put_weights(
   }
 }
 
-// Reads weights of keys from `own` on where warps have laid them.
-template <int kRowTiles>
-__device__ __forceinline__ Weights<kRowTiles, kPassingRows / 16, kColumnWarps> read_weights(
-    const Operand* tile, const float (&units)[kColumnWarps][kBc], int own) {
+// Reads weights of keys from `own` on, of the rows that one of the warps along columns has made, where it has laid them.
+template <int kRowTiles, int kSteps>
+__device__ __forceinline__ Weights<kRowTiles, kSteps> read_weights(
+    const Operand* tile, const float (&units)[kColumnWarps][kBc], int own, int share) {
   const int lane = threadIdx.x % 32;
-  Weights<kRowTiles, kPassingRows / 16, kColumnWarps> weights;
+  Weights<kRowTiles, kSteps> weights;
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
     const int key = own + 16 * i + lane % 16;
 #pragma unroll
-    for (int u = 0; u < kPassingRows / 16; ++u) {
-      ldmatrix_x4(weights.big[i][u], tile + OfWeights::at(key, u * 16 + lane / 16 * 8));
-      ldmatrix_x4(weights.small[i][u], tile + OfWeights::at(key, kPassingRows + u * 16 + lane / 16 * 8));
+    for (int u = 0; u < kSteps; ++u) {
+      const int row = (share * kSteps + u) * 16 + lane / 16 * 8;
+      ldmatrix_x4(weights.big[i][u], tile + OfWeights::at(key, row));
+      ldmatrix_x4(weights.small[i][u], tile + OfWeights::at(key, kPassingRows + row));
     }
 #pragma unroll
-    for (int e = 0; e < 2 * kColumnWarps; ++e) {
-      weights.units[i][e % 2][e / 2] = units[e / 2][own + 16 * i + lane / 4 + 8 * (e % 2)];
-    }
+    for (int h = 0; h < 2; ++h) weights.units[i][h] = units[share][own + 16 * i + lane / 4 + 8 * h];
   }
   return weights;
 }
 
 // Adds to a warp's rows what passes by, times its weights, in columns from one on. What a tile adds is summed apart.
-template <typename Place, int kWidth, int kAll, int kRowTiles, int kSteps, int kShares>
+template <typename Place, int kWidth, int kAll, int kRowTiles, int kSteps>
 __device__ __forceinline__ void accumulate(
-    float (&sum)[kRowTiles][kWidth / 8][4], const Weights<kRowTiles, kSteps, kShares>& weights, const Operand* pass,
+    float (&sum)[kRowTiles][kWidth / 8][4], const Weights<kRowTiles, kSteps>& weights, const Operand* pass,
     int first_column = 0) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int n = 0; n < kWidth / 8; n += 2) {
+    float added[kRowTiles][2][4] = {};
 #pragma unroll
-    for (int share = 0; share < kShares; ++share) {
-      float added[kRowTiles][2][4] = {};
+    for (int u = 0; u < kSteps; ++u) {
+      const int row = u * 16 + lane % 16, x = first_column + n * 8 + lane / 16 * 8;
+      unsigned b[4], b_small[4];
+      ldmatrix_x4_trans(b, pass + Place::at(row, x));
+      ldmatrix_x4_trans(b_small, pass + Place::at(row, kAll + x));
 #pragma unroll
-      for (int u = share * kSteps / kShares; u < (share + 1) * kSteps / kShares; ++u) {
-        const int row = u * 16 + lane % 16, x = first_column + n * 8 + lane / 16 * 8;
-        unsigned b[4], b_small[4];
-        ldmatrix_x4_trans(b, pass + Place::at(row, x));
-        ldmatrix_x4_trans(b_small, pass + Place::at(row, kAll + x));
+      for (int j = 0; j < 2; ++j) {
 #pragma unroll
-        for (int j = 0; j < 2; ++j) {
-#pragma unroll
-          for (int i = 0; i < kRowTiles; ++i) {
-            mma_m16n8k16_f16(added[i][j], weights.small[i][u], b + 2 * j);
-            mma_m16n8k16_f16(added[i][j], weights.big[i][u], b_small + 2 * j);
-            mma_m16n8k16_f16(added[i][j], weights.big[i][u], b + 2 * j);
-          }
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-        for (int e = 0; e < 8; ++e) {
-          float& total = sum[i][n + e / 4][e % 4];
-          total = fmaf(weights.units[i][e % 4 / 2][share], added[i][e / 4][e % 4], total);
+        for (int i = 0; i < kRowTiles; ++i) {
+          mma_m16n8k16_f16(added[i][j], weights.small[i][u], b + 2 * j);
+          mma_m16n8k16_f16(added[i][j], weights.big[i][u], b_small + 2 * j);
+          mma_m16n8k16_f16(added[i][j], weights.big[i][u], b + 2 * j);
         }
       }
     }
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        float& total = sum[i][n + e / 4][e % 4];
+        total = fmaf(weights.units[i][e % 4 / 2], added[i][e / 4][e % 4], total);
+      }
+    }
+  }
+}
+
+// The same by the weights that warps have laid where all see them: one warp's after the other's, which have units of their own.
+template <typename Place, int kWidth, int kAll, int kRowTiles>
+__device__ __forceinline__ void accumulate_shares(
+    float (&sum)[kRowTiles][kWidth / 8][4], const Operand* tile, const float (&units)[kColumnWarps][kBc], int own,
+    const Operand* pass, int first_column) {
+  constexpr int kSteps = kPassingRows / (16 * kColumnWarps);
+#pragma unroll 1  // else too much is read ahead
+  for (int share = 0; share < kColumnWarps; ++share) {
+    accumulate<Place, kWidth, kAll>(
+        sum, read_weights<kRowTiles, kSteps>(tile, units, own, share), pass + share * kSteps * 16 * Place::kRowStride,
+        first_column);
   }
 }
 
@@ -746,11 +755,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     put_weights(smem.weights, smem.weight_units, s, own, own_row);
     put_weights(smem.gradients, smem.gradient_units, gradient, own, own_row);
     __syncthreads();
-    accumulate<OfValues, kOwnColumnsV, kColumnsV>(
-        sum_v, read_weights<kRowTiles>(smem.weights, smem.weight_units, own), smem.out_gradient[stage],
-        share * kOwnColumnsV);
-    accumulate<OfKeys, kOwnColumns, kColumns>(
-        sum_k, read_weights<kRowTiles>(smem.gradients, smem.gradient_units, own), smem.q[stage], share * kOwnColumns);
+    accumulate_shares<OfValues, kOwnColumnsV, kColumnsV>(
+        sum_v, smem.weights, smem.weight_units, own, smem.out_gradient[stage], share * kOwnColumnsV);
+    accumulate_shares<OfKeys, kOwnColumns, kColumns>(
+        sum_k, smem.gradients, smem.gradient_units, own, smem.q[stage], share * kOwnColumns);
   }
   __pipeline_wait_prior(0);
   write_rows<kD>(args.dk + batch * args.dk_stride_batch + kv_head * args.dk_stride_head, args.dk_stride_row, first_key + own,

@@ -399,18 +399,17 @@ __device__ __forceinline__ void multiply(
   }
 }
 
-// A warp's weights as left operands in parts: rows are what it keeps, columns what passes by, in shares. In each share each
-// row has a unit of its own.
-template <int kRowTiles, int kSteps, int kShares>
+// A warp's weights as left operands in parts: rows are what it keeps, each in a unit of its own, columns what passes by.
+template <int kRowTiles, int kSteps>
 struct Weights {
   unsigned big[kRowTiles][kSteps][4], small[kRowTiles][kSteps][4];
-  float units[kRowTiles][2][kShares];
+  float units[kRowTiles][2];
 };
 
 // Splits weights as the products left them.
 template <int kRowTiles, int kTiles>
-__device__ __forceinline__ Weights<kRowTiles, kTiles / 2, 1> split_weights(const float (&s)[kRowTiles][kTiles][4]) {
-  Weights<kRowTiles, kTiles / 2, 1> weights;
+__device__ __forceinline__ Weights<kRowTiles, kTiles / 2> split_weights(const float (&s)[kRowTiles][kTiles][4]) {
+  Weights<kRowTiles, kTiles / 2> weights;
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
@@ -421,7 +420,7 @@ __device__ __forceinline__ Weights<kRowTiles, kTiles / 2, 1> split_weights(const
       largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
       largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
       const float unit = unit_of(largest), factor = inverse_of(unit);
-      weights.units[i][h][0] = unit;
+      weights.units[i][h] = unit;
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
         const Parts both = split(s[i][t][2 * h] * factor, s[i][t][2 * h + 1] * factor);
@@ -434,38 +433,35 @@ __device__ __forceinline__ Weights<kRowTiles, kTiles / 2, 1> split_weights(const
 }
 
 // Adds to a warp's rows what passes by, times its weights. What a tile adds is summed apart.
-template <typename Place, int kWidth, int kAll, int kRowTiles, int kSteps, int kShares>
+template <typename Place, int kWidth, int kAll, int kRowTiles, int kSteps>
 __device__ __forceinline__ void accumulate(
-    float (&sum)[kRowTiles][kWidth / 8][4], const Weights<kRowTiles, kSteps, kShares>& weights, const Operand* pass) {
+    float (&sum)[kRowTiles][kWidth / 8][4], const Weights<kRowTiles, kSteps>& weights, const Operand* pass) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int n = 0; n < kWidth / 8; n += 2) {
+    float added[kRowTiles][2][4] = {};
 #pragma unroll
-    for (int share = 0; share < kShares; ++share) {
-      float added[kRowTiles][2][4] = {};
+    for (int u = 0; u < kSteps; ++u) {
+      const int row = u * 16 + lane % 16, x = n * 8 + lane / 16 * 8;
+      unsigned b[4], b_small[4];
+      ldmatrix_x4_trans(b, pass + Place::at(row, x));
+      ldmatrix_x4_trans(b_small, pass + Place::at(row, kAll + x));
 #pragma unroll
-      for (int u = share * kSteps / kShares; u < (share + 1) * kSteps / kShares; ++u) {
-        const int row = u * 16 + lane % 16, x = n * 8 + lane / 16 * 8;
-        unsigned b[4], b_small[4];
-        ldmatrix_x4_trans(b, pass + Place::at(row, x));
-        ldmatrix_x4_trans(b_small, pass + Place::at(row, kAll + x));
+      for (int j = 0; j < 2; ++j) {
 #pragma unroll
-        for (int j = 0; j < 2; ++j) {
-#pragma unroll
-          for (int i = 0; i < kRowTiles; ++i) {
-            mma_m16n8k16_f16(added[i][j], weights.small[i][u], b + 2 * j);
-            mma_m16n8k16_f16(added[i][j], weights.big[i][u], b_small + 2 * j);
-            mma_m16n8k16_f16(added[i][j], weights.big[i][u], b + 2 * j);
-          }
+        for (int i = 0; i < kRowTiles; ++i) {
+          mma_m16n8k16_f16(added[i][j], weights.small[i][u], b + 2 * j);
+          mma_m16n8k16_f16(added[i][j], weights.big[i][u], b_small + 2 * j);
+          mma_m16n8k16_f16(added[i][j], weights.big[i][u], b + 2 * j);
         }
       }
+    }
 #pragma unroll
-      for (int i = 0; i < kRowTiles; ++i) {
+    for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
-        for (int e = 0; e < 8; ++e) {
-          float& total = sum[i][n + e / 4][e % 4];
-          total = fmaf(weights.units[i][e % 4 / 2][share], added[i][e / 4][e % 4], total);
-        }
+      for (int e = 0; e < 8; ++e) {
+        float& total = sum[i][n + e / 4][e % 4];
+        total = fmaf(weights.units[i][e % 4 / 2], added[i][e / 4][e % 4], total);
       }
     }
   }
