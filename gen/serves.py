@@ -72,5 +72,4 @@ class Serves:
 IEEE_FLOAT32 = Serves(
     precisions={"f32": ("auto", "ieee")},
     float32="computes by IEEE multiply-adds",
-    values_as_wide_as_keys=True,
 )

@@ -31,7 +31,7 @@ class Ladder(Variant):
 
     family: ClassVar[str] = "ladder"
     template: ClassVar[str] = "families/ladder/main.cu.jinja"
-    serves: ClassVar[Serves] = replace(IEEE_FLOAT32, plain_scores=True)
+    serves: ClassVar[Serves] = replace(IEEE_FLOAT32, plain_scores=True, values_as_wide_as_keys=True)
 
     br: int = param(128, 32, 64, 256, doc="query rows per tile, and threads per block")
     bc: int = param(32, 4, 8, 16, 64, doc="keys per tile")

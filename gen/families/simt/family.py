@@ -38,25 +38,27 @@ class Simt(RuledParameters):
     )
 
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
-        d = problem.head_dim
+        d, dv = problem.head_dim, problem.head_dim_v
+        columns = {"q": d, "k": d, "v": dv}
+        tiles = self.layouts(problem)
         return {
             "d": d,
-            "td": self.td(d),
-            "o_vec": self.o_vec(d),
-            "padded_dim": self.padded_dim(d),
-            # Where columns are computed that are none of the outputs: the end of those that are.
-            "outputs": "kDv" if problem.latent else "kD" if self.padded_dim(d) > d else "",
+            "dv": dv,
+            "columns": {name: "kD" if width == d else "kDv" for name, width in columns.items()},
+            "td": self.td(dv),
+            "o_vec": self.o_vec(dv),
+            "padded_dim": self.padded_dim(dv),
             "row_group": self.row_group,
             "col_group": self.col_group,
             "lane_bits": [bit for bit in (1, 2, 4, 16) if bit < self.lanes or bit == self.lanes == 16],
             "warps": self.warps,
-            "tiles": self.layouts(d),
+            "tiles": tiles,
             "copies": {
                 name: plan_copy(
-                    tile, self.bc if name != "q" else self.br, d, self.vec, self.threads_per_block
+                    tiles[name], self.br if name == "q" else self.bc, width, self.vec, self.threads_per_block
                 )
-                for name, tile in self.layouts(d).items()
-                if name != "p"
+                for name, width in columns.items()
+                if name in tiles
             },
             "buffers": self.smem_buffers(problem, limits),
             "async_copy": self.copies_by_themselves(problem, limits),
@@ -64,7 +66,7 @@ class Simt(RuledParameters):
             "key_vec": "kVec",
             "partial_stride": self.partial_stride(problem),
             "partial_floats": self.partial_floats(problem),
-            "partial_width": min(self.vec, vector_group(problem.head_dim_v)),
+            "partial_width": min(self.vec, vector_group(dv)),
             "key_step": KEY_STEP,
             # Q has the scale.
             "change": scaled_change(problem.scores.change) if problem.scores.change else None,

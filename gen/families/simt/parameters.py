@@ -116,32 +116,32 @@ class Parameters(Variant):
         """Adjacent keys a lane owns."""
         return vector_group(self.tn) if self.k_layout == TRANSPOSED else 1
 
-    def o_vec(self, head_dim: int) -> int:
-        """Returns how many adjacent columns of O a lane owns: the widest that pads the head dim least."""
+    def o_vec(self, head_dim_v: int) -> int:
+        """Returns how many adjacent columns of O a lane owns: the widest that pads their head dim least."""
         if self.v_layout == TRANSPOSED:
             return 1
         widths = [w for w in (4, 2, 1) if w <= self.vec]
-        return min(widths, key=lambda w: (self._o_columns(head_dim, w), -w))
+        return min(widths, key=lambda w: (self._o_columns(head_dim_v, w), -w))
 
-    def _o_columns(self, head_dim: int, width: int) -> int:
-        return -(-head_dim // (width * self.lanes)) * width * self.lanes
+    def _o_columns(self, head_dim_v: int, width: int) -> int:
+        return -(-head_dim_v // (width * self.lanes)) * width * self.lanes
 
-    def padded_dim(self, head_dim: int) -> int:
-        """Returns how many columns of O a warp computes: head_dim rounded up to whole lane groups."""
-        return self._o_columns(head_dim, self.o_vec(head_dim))
+    def padded_dim(self, head_dim_v: int) -> int:
+        """Returns how many columns of O a warp computes: the head dim of values in whole lane groups."""
+        return self._o_columns(head_dim_v, self.o_vec(head_dim_v))
 
-    def td(self, head_dim: int) -> int:
+    def td(self, head_dim_v: int) -> int:
         """Returns how many columns of O a lane owns."""
-        return self.padded_dim(head_dim) // self.lanes
+        return self.padded_dim(head_dim_v) // self.lanes
 
-    def layouts(self, head_dim: int) -> dict[str, TileLayout]:
+    def layouts(self, problem: Problem) -> dict[str, TileLayout]:
         """Returns the layouts of the tiles in shared memory, by name; Q is absent when it lives in
         registers."""
-        padded_dim = self.padded_dim(head_dim)
+        d, outputs = problem.head_dim, self.padded_dim(problem.head_dim_v)
         tiles = {
-            "q": make_layout(self.q_layout, self.br, head_dim, self.vec, self.row_group, written_once=True),
-            "k": make_layout(self.k_layout, self.bc, head_dim, self.vec, self.col_group),
-            "v": make_layout(self.v_layout, self.bc, padded_dim, self.vec, 1),
+            "q": make_layout(self.q_layout, self.br, d, self.vec, self.row_group, written_once=True),
+            "k": make_layout(self.k_layout, self.bc, d, self.vec, self.col_group),
+            "v": make_layout(self.v_layout, self.bc, outputs, self.vec, 1),
             "p": make_p_layout(
                 self.p_layout,
                 self.rows_per_warp,
@@ -167,23 +167,24 @@ class Parameters(Variant):
         return self.stages if self.copies_by_themselves(problem, limits) else 1
 
     def smem_bytes(self, problem: Problem, limits: DeviceLimits) -> int:
-        tiles = self.layouts(problem.head_dim)
+        tiles = self.layouts(problem)
         q_floats = tiles["q"].floats if "q" in tiles else 0
         kv_floats = (tiles["k"].floats + tiles["v"].floats) * self.smem_buffers(problem, limits)
         statistics = -(-self.br // 4) * 4
         return FLOAT_BYTES * (q_floats + kv_floats + self.warps * tiles["p"].floats + statistics)
 
     def registers(self, problem: Problem, limits: DeviceLimits) -> int:
-        d = problem.head_dim
-        wide = max(self.tn, self.td(d))
-        accumulators = self.tm * (self.tn + self.td(d) + 2)
+        td = self.td(problem.head_dim_v)
+        wide = max(self.tn, td)
+        accumulators = self.tm * (self.tn + td + 2)
         # A row-major tile delivers whole vectors along the head dim, a transposed one a column at a time.
         columnwise = self.k_layout == TRANSPOSED and TRANSPOSED in (self.q_layout, self.p_layout)
         fragments = self.tm + wide if columnwise else (wide + 1) * self.vec
-        resident_q = self.tm * d if self.q_in_registers else 0
+        resident_q = self.tm * problem.head_dim if self.q_in_registers else 0
         staged = 0
         if self.stages == 2 and not self.copies_by_themselves(problem, limits):
-            staged = -(-self.bc * d // self.threads_per_block)
+            widest = max(problem.head_dim, problem.head_dim_v)
+            staged = -(-self.bc * widest // self.threads_per_block)
             staged = -(-staged // 4) if problem.kv_dtype else staged
         return accumulators + fragments + resident_q + staged + _scoring_registers(problem) + 40
 

@@ -56,8 +56,9 @@ class RuledParameters(Parameters):
 
     @rule("divisibility", after="vec")
     def _vector_divides_head_dim(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if problem.head_dim % self.vec:
-            return f"vec={self.vec} does not divide head dim {problem.head_dim}"
+        for head_dim in (problem.head_dim, problem.head_dim_v):
+            if head_dim % self.vec:
+                return f"vec={self.vec} does not divide head dim {head_dim}"
         return None
 
     @rule("registers", after="q_in_registers")
@@ -77,12 +78,11 @@ class RuledParameters(Parameters):
 
     @rule("layout", after="v_layout")
     def _v_swizzles(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        d = problem.head_dim
-        return _unswizzlable("v", self.v_layout, self.padded_dim(d), self.vec)
+        return _unswizzlable("v", self.v_layout, self.padded_dim(problem.head_dim_v), self.vec)
 
     @rule("registers", after="v_layout")
     def _output_fits(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        return _overflow("O", self.tm, self.td(problem.head_dim))
+        return _overflow("O", self.tm, self.td(problem.head_dim_v))
 
     @rule("layout", after="p_layout")
     def _p_swizzles(self, problem: Problem, limits: DeviceLimits) -> str | None:
@@ -147,9 +147,10 @@ class RuledParameters(Parameters):
 
     @rule("vector width", after="vec", advisory=True)
     def _vector_is_widest(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        widest = vector_group(problem.head_dim)
+        dims = sorted({problem.head_dim, problem.head_dim_v})
+        widest = min(map(vector_group, dims))
         if self.vec < widest:
-            return f"vec={self.vec}, but {widest} divides head dim {problem.head_dim} too"
+            return f"vec={self.vec}, but {widest} divides head dim {' and '.join(map(str, dims))} too"
         return None
 
     @rule("layout", after="q_layout", advisory=True)
@@ -163,16 +164,16 @@ class RuledParameters(Parameters):
         if self.v_layout in (PADDED, SWIZZLED):
             return f"v_layout={self.v_layout}: V is read along its rows, free of conflicts as it is"
         if self.v_layout == TRANSPOSED:
-            by_rows = self.changed(v_layout=ROW).padded_dim(problem.head_dim)
-            if by_rows == problem.head_dim:
+            by_rows = self.changed(v_layout=ROW).padded_dim(problem.head_dim_v)
+            if by_rows == problem.head_dim_v:
                 return f"v_layout=transposed: the lanes divide head dim {by_rows} without it"
         return None
 
     @rule("micro-tile", after="v_layout", advisory=True)
     def _output_feeds_enough(self, problem: Problem, limits: DeviceLimits) -> str | None:
         # Short head dims give a lane few columns.
-        d = problem.head_dim
-        return _starved("O", self.tm, self.td(d), min(_wanted_intensity(problem, limits), d / 16))
+        dv = problem.head_dim_v
+        return _starved("O", self.tm, self.td(dv), min(_wanted_intensity(problem, limits), dv / 16))
 
     @rule("layout", after="p_layout", advisory=True)
     def _p_layout_is_best(self, problem: Problem, limits: DeviceLimits) -> str | None:
@@ -180,7 +181,7 @@ class RuledParameters(Parameters):
 
     @rule("bank conflicts", after="p_layout", advisory=True)
     def _reads_are_conflict_free(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        for name, ways in self.read_conflicts(problem.head_dim).items():
+        for name, ways in self.read_conflicts(problem).items():
             if ways > 1:
                 return f"each read of {name.upper()} takes {ways:.0f} times its least wavefronts"
         return None
@@ -192,7 +193,7 @@ class RuledParameters(Parameters):
             if kind in (PADDED, SWIZZLED) and not (name == "q" and self.q_in_registers):
                 for simpler in (ROW, PADDED)[: 1 if kind == PADDED else 2]:
                     other = self.changed(**{f"{name}_layout": simpler})
-                    if other.read_conflicts(problem.head_dim)[name] == 1:
+                    if other.read_conflicts(problem)[name] == 1:
                         return f"{name}_layout={kind}, but {simpler} is free of conflicts too"
         return None
 
@@ -243,9 +244,9 @@ class RuledParameters(Parameters):
         share = limits.registers_per_sm // 4 // (warps_per_partition * WARP) // 8 * 8
         return min(limits.max_registers_per_thread, share)
 
-    def read_conflicts(self, head_dim: int) -> dict[str, float]:
+    def read_conflicts(self, problem: Problem) -> dict[str, float]:
         """Returns the wavefronts of each operand's fragment read over the least possible, by operand."""
-        tiles = self.layouts(head_dim)
+        tiles = self.layouts(problem)
         row_group, col_group = self.row_group, self.col_group
         keys, rows = lane_corners(self.lanes, col_group, row_group)
 
@@ -276,7 +277,7 @@ def _starved(name: str, rows: int, columns: int, least: float) -> str | None:
 
 def _wanted_intensity(problem: Problem, limits: DeviceLimits) -> float:
     """FFMAs per shared float worth asking for: two, but long rows leave a small memory with small tiles."""
-    return min(2.0, limits.smem_per_block / (512 * problem.head_dim))
+    return min(2.0, limits.smem_per_block / (512 * max(problem.head_dim, problem.head_dim_v)))
 
 
 def _unswizzlable(name: str, kind: str, columns: int, width: int) -> str | None:

@@ -43,10 +43,10 @@ class _Access:
 @count_work.register
 def simt_work(variant: Simt, problem: Problem, limits: DeviceLimits) -> BlockWork:
     """Returns the work of a kernel of this family on a problem and a card."""
-    d, bc = problem.head_dim, variant.bc
-    tm, tn, td = variant.tm, variant.tn, variant.td(d)
+    d, dv, bc = problem.head_dim, problem.head_dim_v, variant.bc
+    tm, tn, td = variant.tm, variant.tn, variant.td(dv)
     steps_s, steps_o = d / variant.vec, bc / KEY_STEP
-    fragments = _fragments(variant, d)
+    fragments = _fragments(variant, problem)
     shuffles = tm * log2(variant.lanes)
     accesses = fragments.values()
     # Neighbouring rows that one vector brings, by product.
@@ -70,8 +70,8 @@ def simt_work(variant: Simt, problem: Problem, limits: DeviceLimits) -> BlockWor
         wanted = variant.wanted_blocks(limits) // heads_alike(problem) if problem.layout.is_packed else None
         walks = shared_walks(walks, splits, wanted=wanted)
     compute += _scoring(variant, problem, walks)
-    tiles = variant.layouts(d)
-    copies = [_copy(variant, tiles[name], bc, d, limits) for name in ("k", "v")]
+    tiles = variant.layouts(problem)
+    copies = [_copy(variant, tiles[name], bc, width, limits) for name, width in (("k", d), ("v", dv))]
     barriers, waits = _pipeline(variant, problem, limits)
     # The two products stand there as often as they are unrolled; P's in parts, each of them.
     unrolled_s = steps_s if variant.q_in_registers else min(variant.unroll, steps_s)
@@ -122,27 +122,28 @@ def _pipeline(variant: Simt, problem: Problem, limits: DeviceLimits) -> tuple[fl
 def _once(variant: Simt, problem: Problem, limits: DeviceLimits) -> Counts:
     """The Q tile, and the output with its division."""
     d, tm = problem.head_dim, variant.tm
-    td = variant.td(d)
-    tile_bytes = variant.br * d * ITEM_BYTES[problem.dtype]
-    tiles = variant.layouts(d)
+    td = variant.td(problem.head_dim_v)
+    q_bytes, o_bytes = (variant.br * x * ITEM_BYTES[problem.dtype] for x in (d, problem.head_dim_v))
+    tiles = variant.layouts(problem)
     if "q" in tiles:
         load = _copy(variant, tiles["q"], variant.br, d, limits)
     else:
         accesses = tm * d / variant.vec
         load = Counts(
-            accesses=accesses, wavefronts=accesses * variant.vec, l2_bytes=tile_bytes, alu=tm * d
+            accesses=accesses, wavefronts=accesses * variant.vec, l2_bytes=q_bytes, alu=tm * d
         ).of_warps(variant.warps)
-    stores = tm * td / variant.o_vec(d)
+    o_vec = variant.o_vec(problem.head_dim_v)
+    stores = tm * td / o_vec
     shuffles = tm * log2(variant.lanes)
     write = Counts(
         alu=tm * td + shuffles + 20 + 4 * stores,
         exp=tm,
         shuffles=shuffles,
         accesses=stores,
-        wavefronts=stores * variant.o_vec(d) + shuffles,
+        wavefronts=stores * o_vec + shuffles,
         shared_waits=log2(variant.lanes) + 1,
     ).of_warps(variant.warps)
-    return load + write + Counts(l2_bytes=tile_bytes, global_waits=2, barriers=1)
+    return load + write + Counts(l2_bytes=o_bytes, global_waits=2, barriers=1)
 
 
 def _copy(variant: Simt, tile: TileLayout, rows: int, d: int, limits: DeviceLimits) -> Counts:
@@ -170,15 +171,15 @@ def _copy_wavefronts(tile: TileLayout, plan: Copy, vec: int) -> int:
     return wavefronts([tile.offset(row, x) for row, x in spots], vec)
 
 
-def _fragments(variant: Simt, d: int) -> dict[str, _Access]:
+def _fragments(variant: Simt, problem: Problem) -> dict[str, _Access]:
     """One warp's accesses to shared memory for one K/V tile, by operand."""
-    tiles = variant.layouts(d)
+    tiles, d = variant.layouts(problem), problem.head_dim
     lanes, bc = variant.lanes, variant.bc
     rows, keys = (variant.row_group, 1), (variant.col_group, 0)
     fragments = {
         "k": _fragment(tiles["k"], variant.tn, d, variant.vec, variant.col_group, lanes, keys),
         "p": _fragment(tiles["p"], variant.tm, bc, KEY_STEP, variant.row_group, lanes, rows),
-        "v": _v_fragment(tiles["v"], variant, d),
+        "v": _v_fragment(tiles["v"], variant, problem.head_dim_v),
         "p_store": _p_store(tiles["p"], variant),
     }
     if "q" in tiles:
@@ -203,8 +204,8 @@ def _row_wavefronts(tile: TileLayout, lanes: int, along: tuple[int, int], width:
     return wavefronts([tile.offset(row, 0) for row in rows], width)
 
 
-def _v_fragment(tile: TileLayout, variant: Simt, d: int) -> _Access:
-    td, width = variant.td(d), variant.o_vec(d)
+def _v_fragment(tile: TileLayout, variant: Simt, dv: int) -> _Access:
+    td, width = variant.td(dv), variant.o_vec(dv)
     if tile.transposed:
         instructions = td * variant.bc / KEY_STEP
         return _Access(instructions, _column_wavefronts(tile, variant.lanes, 1, KEY_STEP), KEY_STEP)

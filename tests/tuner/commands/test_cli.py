@@ -200,11 +200,6 @@ def test_an_option_of_the_wrong_type_or_out_of_range(flashgen, option, value):
             "f32_3xf16_d64",
             "family mma: tensor cores multiply f16 from sm_75 on, this is sm_61",
         ),
-        (
-            "emit best.py --preset gtx-1080 --dv 32",
-            "f32_d64v32",
-            "family simt needs values as wide as keys, not 32 beside 64",
-        ),
     ],
 )
 def test_where_no_family_serves_each_says_why(flashgen, nothing_shipped, arguments, name, reason):

@@ -437,3 +437,11 @@ def test_it_knows_no_mask_but_the_causal_one_and_says_who_does():
         == "family ladder knows the causal mask alone, not window, softcap; family simt serves all of them"
     )
     assert Simt.serves.why_not("simt", asked, GTX_1080) is None
+
+
+def test_it_knows_values_as_wide_as_keys_alone():
+    other = Problem(head_dim_v=32)
+    assert Ladder.serves.why_not("ladder", other, GTX_1080) == (
+        "family ladder needs values as wide as keys, not 32 beside 64"
+    )
+    assert Simt.serves.why_not("simt", other, GTX_1080) is None

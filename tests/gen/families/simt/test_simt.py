@@ -24,6 +24,7 @@ each_space = pytest.mark.parametrize(
         ("rtx-4090", Problem(head_dim=128)),
         ("h200", Problem()),
         ("h200", Problem(head_dim=256, causal=True)),
+        ("gtx-1080", Problem(head_dim=64, head_dim_v=40)),
     ],
     ids=lambda value: value.name if isinstance(value, Problem) else value,
 )

@@ -1,0 +1,607 @@
+// attention_f32_d64v24: flash attention, f32, head dim 64 (values 24), tuned without a causal mask.
+//
+// o = softmax(scale * q k^T) v, and optionally the log-sum-exp of each row. Tensors are (batch, heads, seqlen,
+// head_dim) by strides with a contiguous head dim; a causal mask is aligned bottom-right; several query heads
+// may share one key/value head. Lengths, strides, heads and scale are run-time arguments.
+//
+// Family simt:
+//   br = 32                    query rows per block
+//   threads_per_block = 64     threads per block
+//   lanes = 8                  lanes of a warp side by side along keys and head dim
+//   bc = 32                    keys per tile
+//   vec = 4                    floats per global access and per shared access along the head dim
+//   q_in_registers = false     keep Q in registers for the whole block
+//   q_layout = transposed      shared-memory layout of the Q tile
+//   k_layout = transposed      shared-memory layout of the K tile
+//   v_layout = row             shared-memory layout of the V tile
+//   p_layout = transposed      shared-memory layout of the P tile
+//   p_passes = 1               parts in which P passes through its slab, which shrinks as much
+//   stages = 1                 K/V tiles in flight: shared-memory buffers, or registers before sm_80
+//   min_blocks = 1             blocks per SM the compiler must leave registers for
+//   block_order = by_head      what neighbouring blocks share: a head, or a length
+//   unroll = 4                 unrolled steps of the two products
+//   sweep = rows               side of a micro-tile that the innermost loop runs along
+//   workspace_splits = 2       blocks that share the keys of a tile of rows by way of the workspace
+
+#include <cuda_pipeline.h>
+
+#ifndef FLASHGEN_CAUSAL
+#define FLASHGEN_CAUSAL 0
+#endif
+
+// Strides are in elements. lse may be null; else it is contiguous (batch, num_q_heads, seqlen_q).
+struct AttentionArgs {
+  const float* q;
+  const float* k;
+  const float* v;
+  float* o;
+  float* lse;
+  float* workspace;  // for what launches leave each other
+  long long q_stride_batch, q_stride_head, q_stride_row;
+  long long k_stride_batch, k_stride_head, k_stride_row;
+  long long v_stride_batch, v_stride_head, v_stride_row;
+  long long o_stride_batch, o_stride_head, o_stride_row;
+  int batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k;
+  float scale;  // multiplies q k^T, usually 1 / sqrt(head_dim)
+};
+static_assert(sizeof(AttentionArgs) == 168, "callers from other languages pack the arguments by hand");
+
+constexpr bool kCausal = FLASHGEN_CAUSAL;
+constexpr int kD = 64;  // head dim
+constexpr int kDv = 24;  // head dim of values and of outputs
+constexpr int kVec = 4;  // floats per global access, and per shared access along the head dim
+
+constexpr int kBr = 32;  // query rows per block
+constexpr int kBc = 32;  // keys per tile
+constexpr int kThreads = 64;
+constexpr int kSplits = 2;  // blocks with the same rows, each with a range of keys
+constexpr int kLanes = 8;  // lanes of a warp side by side along keys, then along the head dim
+constexpr int kLaneRows = 32 / kLanes;  // lanes of a warp along the rows
+constexpr int kRowsPerWarp = kBr / (kThreads / 32);  // a warp owns whole rows, so softmax never leaves it
+
+// One lane's micro-tiles: kTm x kTn scores and kTm x kTd outputs, in registers.
+constexpr int kTm = kRowsPerWarp / kLaneRows;
+constexpr int kTn = kBc / kLanes;
+constexpr int kTd = 3;
+constexpr int kRowGroup = 4;  // adjacent rows of a lane
+constexpr int kColGroup = 4;  // adjacent keys of a lane
+constexpr int kOVec = 1;  // adjacent outputs of a lane
+constexpr int kKeyStep = 4;  // keys per step of the PV product
+
+constexpr int kQStride = 32;  // floats between columns of the shared Q tile
+constexpr int kKStride = 36;
+constexpr int kVStride = 24;
+constexpr int kPStride = 20;
+constexpr int kPartialStride = 24;  // of outputs
+
+constexpr int kLaneBits = 7;  // lanes that share a row differ in these bits
+
+// Rounding takes about sqrt(keys) / 2 ulps from a sum over that many keys, so a run of tiles is summed apart.
+constexpr int kRunTiles = 64;
+
+constexpr float kLog2e = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
+
+struct SharedStorage {
+  alignas(16) float q[2048];  // transposed, scaled by scale * log2(e)
+  alignas(16) float k[1][2304];  // transposed
+  alignas(16) float v[1][768];  // row
+  alignas(16) float p[2][640];  // transposed, a slab per warp
+  alignas(16) float parked_max[kBr];  // the maximum that the sums parked in o refer to
+};
+
+// What some of the keys make of the block's rows: outputs before their division, sums, maxima.
+struct PartialResult {
+  alignas(16) float o[kBr * kPartialStride];
+  float row_sum[kBr];
+  float row_max[kBr];
+};
+static_assert(sizeof(SharedStorage) == 25728, "the size that pruning counted on");
+
+// N adjacent floats, moved by one access of 4 * N bytes.
+template <int N>
+struct alignas(4 * N) Vec {
+  float at[N];
+};
+
+template <int N>
+__device__ __forceinline__ Vec<N> load(const float* address) {
+  return *reinterpret_cast<const Vec<N>*>(address);
+}
+
+template <int N>
+__device__ __forceinline__ void store(float* address, const Vec<N>& value) {
+  *reinterpret_cast<Vec<N>*>(address) = value;
+}
+
+static_assert(sizeof(PartialResult) == 4 * 832, "the size that the workspace is counted by");
+
+// Neighbouring columns, moved by one access.
+template <int N>
+struct alignas(4 * N) Columns {
+  float at[N];
+};
+
+// Where a block leaves what its keys make of its rows. Those of the blocks that share a tile's keys are neighbours.
+__device__ __forceinline__ PartialResult& result_of(const AttentionArgs& args, int block) {
+  return reinterpret_cast<PartialResult*>(args.workspace)[block];
+}
+
+__device__ __forceinline__ int q_offset(int row, int x) {
+  return x * kQStride + row;
+}
+
+__device__ __forceinline__ int k_offset(int key, int x) {
+  return x * kKStride + key;
+}
+
+__device__ __forceinline__ int v_offset(int key, int x) {
+  return key * kVStride + x;
+}
+
+__device__ __forceinline__ int p_offset(int row, int key) {
+  // XOR of the 4-row chunk with the key spreads the stores of neighbouring keys over the banks.
+  return key * kPStride + (row ^ (key / 8 % 4 * 4));
+}
+
+// Reads rows [first, first + kBr) of Q, scaled; rows from `end` on become zeros.
+__device__ __forceinline__ void load_q(float* tile, const float* q, long long stride, int first, int end, float scale) {
+  // A warp moves 8 rows by 4 columns, an element a lane: parts of sectors of global memory, and
+  // few rows that share a bank of the transposed tile.
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int first_row = lane / 4;
+  const int first_x = warp * 4 + lane % 4;
+  const float* source = q + (first + first_row) * stride + first_x;
+#pragma unroll
+  for (int r = 0; r < 4; ++r) {
+    const int row = first_row + r * 8;
+#pragma unroll
+    for (int c = 0; c < 8; ++c) {
+      const int x = first_x + c * 8;
+      tile[q_offset(row, x)] = first + row < end ? *(source + c * 8) * scale : 0.0f;
+    }
+    source += 8 * stride;
+  }
+}
+
+// Starts copying keys [first, first + kBc) of K; keys from `end` on become zeros.
+__device__ __forceinline__ void copy_k(float* tile, const float* k, long long stride, int first, int end) {
+  const bool whole = first + kBc <= end;
+  // A warp moves 4 rows by 8 columns, an element a lane: whole sectors of global memory, and
+  // few rows that share a bank of the transposed tile.
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int first_row = lane / 8;
+  const int first_x = warp * 8 + lane % 8;
+  const float* source = k + (first + first_row) * stride + first_x;
+#pragma unroll
+  for (int r = 0; r < 8; ++r) {
+    const int row = first_row + r * 4;
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      const int x = first_x + c * 16;
+      const int zeros = whole || first + row < end ? 0 : 4;
+      __pipeline_memcpy_async(tile + k_offset(row, x), source + c * 16, 4, zeros);
+    }
+    source += 4 * stride;
+  }
+}
+
+// Starts copying keys [first, first + kBc) of V; keys from `end` on become zeros.
+__device__ __forceinline__ void copy_v(float* tile, const float* v, long long stride, int first, int end) {
+  const bool whole = first + kBc <= end;
+  const int first_row = threadIdx.x / 6, first_x = threadIdx.x % 6 * 4;
+  if (threadIdx.x >= 60) return;
+  const float* source = v + (first + first_row) * stride + first_x;
+#pragma unroll
+  for (int r = 0; r < 4; ++r) {
+    const int row = first_row + r * 10;
+    if (row >= kBc) break;
+    const int zeros = whole || first + row < end ? 0 : 16;
+    __pipeline_memcpy_async(tile + v_offset(row, first_x), source, 16, zeros);
+    source += 10 * stride;
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    attention_f32_d64v24_kernel(const AttentionArgs args) {
+  extern __shared__ __align__(16) unsigned char shared_bytes[];
+  SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
+  // Neighbouring blocks have the same rows, and each a range of their keys.
+  const int block = int(blockIdx.x) / kSplits, split = int(blockIdx.x) % kSplits;
+  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr;
+  // Blocks of one head are neighbours, so that they share its K and V in L2; under a causal mask the longest of
+  // them go first.
+  const int nth = block % q_tiles;
+  const int q_tile = kCausal ? q_tiles - 1 - nth : nth;
+  const int head = block / q_tiles % args.num_q_heads;
+  const int batch = block / q_tiles / args.num_q_heads;
+  const int kv_head = head / (args.num_q_heads / args.num_kv_heads);
+
+  const float* q = args.q + batch * args.q_stride_batch + head * args.q_stride_head;
+  const float* k = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
+  const float* v = args.v + batch * args.v_stride_batch + kv_head * args.v_stride_head;
+
+  const float scale_log2 = args.scale * kLog2e;
+  const int first_row = q_tile * kBr;
+  const int diagonal = args.seqlen_k - args.seqlen_q;  // row i sees keys up to i + diagonal
+
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp_row = warp * kRowsPerWarp;
+  float* const p = smem.p[warp];
+  // Which row, key and output column this lane's micro-tile holds. Lanes interleave, so that neighbours read
+  // neighbouring banks of shared memory.
+  const int lane_x = lane % kLanes, lane_y = lane / kLanes;
+  const int lane_row = lane_y * kRowGroup, lane_key = lane_x * kColGroup, lane_column = lane_x * kOVec;
+  const auto row_of = [&](int i) { return i / kRowGroup * (kRowGroup * kLaneRows) + i % kRowGroup + lane_row; };
+  const auto key_of = [&](int j) { return j / kColGroup * (kColGroup * kLanes) + j % kColGroup + lane_key; };
+  const auto column_of = [&](int c) { return c / kOVec * (kOVec * kLanes) + c % kOVec + lane_column; };
+
+  const int end_key = kCausal ? min(args.seqlen_k, first_row + kBr + diagonal) : args.seqlen_k;  // of all that the block sees
+  const int first_of_all = 0, end_of_all = end_key > 0 ? (end_key + kBc - 1) / kBc : 0;
+
+  // Of these tiles the block has a range.
+  const int first_tile = first_of_all + (end_of_all - first_of_all) * split / kSplits;
+  const int last_tile = first_of_all + (end_of_all - first_of_all) * (split + 1) / kSplits;
+  PartialResult& partial = result_of(args, int(blockIdx.x));
+  float* const sums = partial.o;
+  // The last row of this warp that exists; a warp without rows only helps to copy.
+  const int last_row = min(first_row + warp_row + kRowsPerWarp, args.seqlen_q) - 1;
+  if (first_tile < last_tile) copy_k(smem.k[0], k, args.k_stride_row, first_tile * kBc, args.seqlen_k);
+  __pipeline_commit();
+  load_q(smem.q, q, args.q_stride_row, first_row, args.seqlen_q, scale_log2);
+
+  float acc[kTm][kTd] = {};
+  float row_max[kTm], row_sum[kTm];
+#pragma unroll
+  for (int i = 0; i < kTm; ++i) {
+    row_max[i] = -kInfinity;
+    row_sum[i] = 0.0f;
+  }
+
+  bool parked = false;
+  for (int tile = first_tile; tile < last_tile; ++tile) {
+    const int first_key = tile * kBc;
+    const bool computes = last_row >= first_row + warp_row && (!kCausal || first_key <= last_row + diagonal);
+    float s[kTm][kTn];
+    __pipeline_wait_prior(0);
+    __syncthreads();  // K has arrived, and nobody reads V any more
+    copy_v(smem.v[0], v, args.v_stride_row, first_key, args.seqlen_k);
+    __pipeline_commit();
+    if (computes) {
+      // S = Q K^T, in units of log2: scale * log2(e) is folded into Q.
+#pragma unroll
+      for (int i = 0; i < kTm; ++i) {
+#pragma unroll
+        for (int j = 0; j < kTn; ++j) s[i][j] = 0.0f;
+      }
+#pragma unroll 4
+      for (int x = 0; x < kD; x += kVec) {
+        float q_frag[kTm][kVec], k_frag[kTn][kVec];
+#pragma unroll
+        for (int e = 0; e < kVec; ++e) {
+#pragma unroll
+          for (int i = 0; i < kTm; i += kRowGroup) {
+            const Vec<kRowGroup> rows = load<kRowGroup>(smem.q + q_offset(warp_row + row_of(i), x) + e * kQStride);
+#pragma unroll
+            for (int u = 0; u < kRowGroup; ++u) q_frag[i + u][e] = rows.at[u];
+          }
+        }
+#pragma unroll
+        for (int e = 0; e < kVec; ++e) {
+#pragma unroll
+          for (int i = 0; i < kTn; i += kColGroup) {
+            const Vec<kColGroup> rows = load<kColGroup>(smem.k[0] + k_offset(key_of(i), x) + e * kKStride);
+#pragma unroll
+            for (int u = 0; u < kColGroup; ++u) k_frag[i + u][e] = rows.at[u];
+          }
+        }
+
+#pragma unroll
+        for (int e = 0; e < kVec; ++e) {
+#pragma unroll
+          for (int j = 0; j < kTn; ++j) {
+#pragma unroll
+            for (int step = 0; step < kTm; ++step) {
+              const int i = j % 2 ? kTm - 1 - step : step;
+              s[i][j] = fmaf(q_frag[i][e], k_frag[j][e], s[i][j]);
+            }
+          }
+        }
+      }
+
+      // Only tiles that cross the end of the keys or the diagonal pay for the mask.
+      if (first_key + kBc > args.seqlen_k || (kCausal && first_key + kBc - 1 > first_row + warp_row + diagonal)) {
+#pragma unroll
+        for (int i = 0; i < kTm; ++i) {
+          const int row = first_row + warp_row + row_of(i);
+          const int visible = (kCausal ? min(args.seqlen_k, row + diagonal + 1) : args.seqlen_k) - first_key;
+#pragma unroll
+          for (int j = 0; j < kTn; ++j) s[i][j] = key_of(j) < visible ? s[i][j] : -kInfinity;
+        }
+      }
+
+      // Online softmax: rescale what was summed under the old maximum, exponentiate under the new one.
+#pragma unroll
+      for (int i = 0; i < kTm; ++i) {
+        float maximum = s[i][0];
+#pragma unroll
+        for (int j = 1; j < kTn; ++j) maximum = fmaxf(maximum, s[i][j]);
+#pragma unroll
+        for (int bit = 1; bit < 32; bit *= 2) {
+          if (kLaneBits & bit) maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffff, maximum, bit));
+        }
+        maximum = fmaxf(maximum, row_max[i]);
+        // A row that has seen no key yet keeps a maximum of -inf; zero stands in, for -inf - -inf is NaN.
+        const float reference = maximum == -kInfinity ? 0.0f : maximum;
+        const float rescale = exp2f(row_max[i] - reference);
+        row_max[i] = maximum;
+        row_sum[i] *= rescale;
+#pragma unroll
+        for (int c = 0; c < kTd; ++c) acc[i][c] *= rescale;
+#pragma unroll
+        for (int j = 0; j < kTn; ++j) {
+          s[i][j] = exp2f(s[i][j] - reference);
+          row_sum[i] += s[i][j];
+        }
+      }
+
+      // P goes through shared memory: a lane holds scores of its own keys but needs those of all keys.
+#pragma unroll
+      for (int j = 0; j < kTn; ++j) {
+#pragma unroll
+        for (int i = 0; i < kTm; i += kRowGroup) {
+          Vec<kRowGroup> rows;
+#pragma unroll
+          for (int u = 0; u < kRowGroup; ++u) rows.at[u] = s[i + u][j];
+          store<kRowGroup>(p + p_offset(row_of(i), key_of(j)), rows);
+        }
+      }
+    }
+    __pipeline_wait_prior(0);
+    __syncthreads();  // V has arrived, and nobody reads K any more
+    if (tile + 1 < last_tile) copy_k(smem.k[0], k, args.k_stride_row, first_key + kBc, args.seqlen_k);
+    __pipeline_commit();
+    if (computes) {
+      // O += P V
+#pragma unroll 4
+      for (int key = 0; key < kBc; key += kKeyStep) {
+        float p_frag[kTm][kKeyStep], v_frag[kTd][kKeyStep];
+#pragma unroll
+        for (int e = 0; e < kKeyStep; ++e) {
+#pragma unroll
+          for (int i = 0; i < kTm; i += kRowGroup) {
+            const Vec<kRowGroup> rows = load<kRowGroup>(p + p_offset(row_of(i), key) + e * kPStride);
+#pragma unroll
+            for (int u = 0; u < kRowGroup; ++u) p_frag[i + u][e] = rows.at[u];
+          }
+        }
+
+#pragma unroll
+        for (int e = 0; e < kKeyStep; ++e) {
+#pragma unroll
+          for (int c = 0; c < kTd; c += kOVec) {
+            const Vec<kOVec> columns = load<kOVec>(smem.v[0] + v_offset(key + e, column_of(c)));
+#pragma unroll
+            for (int u = 0; u < kOVec; ++u) v_frag[c + u][e] = columns.at[u];
+          }
+        }
+#pragma unroll
+        for (int e = 0; e < kKeyStep; ++e) {
+#pragma unroll
+          for (int j = 0; j < kTd; ++j) {
+#pragma unroll
+            for (int step = 0; step < kTm; ++step) {
+              const int i = j % 2 ? kTm - 1 - step : step;
+              acc[i][j] = fmaf(p_frag[i][e], v_frag[j][e], acc[i][j]);
+            }
+          }
+        }
+      }
+
+      // What outputs come from parks the sum of the runs so far; only this lane reads it again.
+      if ((tile + 1) % kRunTiles == 0 && tile + 1 < last_tile) {
+#pragma unroll
+        for (int i = 0; i < kTm; ++i) {
+          const int row = first_row + warp_row + row_of(i);
+          const bool carries = parked && row_max[i] != -kInfinity;
+          const float carried = carries ? exp2f(smem.parked_max[row - first_row] - row_max[i]) : 0.0f;
+#pragma unroll
+          for (int c = 0; c < kTd; c += kOVec) {
+            if (row < args.seqlen_q) {
+              float* const total = sums + (row - first_row) * kPartialStride + column_of(c);
+              Vec<kOVec> sum{};
+              if (parked) sum = load<kOVec>(total);
+#pragma unroll
+              for (int u = 0; u < kOVec; ++u) sum.at[u] = fmaf(sum.at[u], carried, acc[i][c + u]);
+              store<kOVec>(total, sum);
+            }
+#pragma unroll
+            for (int u = 0; u < kOVec; ++u) acc[i][c + u] = 0.0f;
+          }
+        }
+        __syncwarp();  // all lanes have read the last maximum; the next tile's barrier precedes its next read
+#pragma unroll
+        for (int i = 0; i < kTm; ++i) {
+          if (lane_x == 0) smem.parked_max[warp_row + row_of(i)] = row_max[i];
+        }
+        parked = true;
+      }
+    }
+  }
+
+#pragma unroll
+  for (int i = 0; i < kTm; ++i) {
+#pragma unroll
+    for (int bit = 1; bit < 32; bit *= 2) {
+      if (kLaneBits & bit) row_sum[i] += __shfl_xor_sync(0xffffffff, row_sum[i], bit);
+    }
+    const int row = first_row + warp_row + row_of(i);
+    if (row >= args.seqlen_q) continue;
+    const float carried = parked && row_max[i] != -kInfinity ? exp2f(smem.parked_max[row - first_row] - row_max[i]) : 0.0f;
+#pragma unroll
+    for (int c = 0; c < kTd; c += kOVec) {
+      float* const out = sums + (row - first_row) * kPartialStride + column_of(c);
+      Vec<kOVec> sum{};
+      if (parked) sum = load<kOVec>(out);
+#pragma unroll
+      for (int u = 0; u < kOVec; ++u) sum.at[u] = fmaf(sum.at[u], carried, acc[i][c + u]);
+      store<kOVec>(out, sum);
+    }
+    if (lane_x == 0) {
+      partial.row_sum[row - first_row] = row_sum[i];
+      partial.row_max[row - first_row] = row_max[i];
+    }
+  }
+}
+
+// Puts together what the blocks of each tile have left of its rows, in the order of their keys: always the same bits.
+// A warp does a row, of which the tile's blocks take turns.
+extern "C" __global__ void __launch_bounds__(128)
+    attention_f32_d64v24_combine(const AttentionArgs args) {
+  constexpr int kWidth = 4;  // columns at once
+  constexpr int kHeld = (kSplits + 31) / 32;  // results that a lane weighs
+  constexpr int kAtOnce = 2;  // results whose columns are under way together
+  // Neighbouring blocks have the same rows, and each a range of their keys.
+  const int block = int(blockIdx.x) / kSplits, split = int(blockIdx.x) % kSplits;
+  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr;
+  // Blocks of one head are neighbours, so that they share its K and V in L2; under a causal mask the longest of
+  // them go first.
+  const int nth = block % q_tiles;
+  const int q_tile = kCausal ? q_tiles - 1 - nth : nth;
+  const int head = block / q_tiles % args.num_q_heads;
+  const int batch = block / q_tiles / args.num_q_heads;
+
+  const int first_row = q_tile * kBr, end_row = min(kBr, args.seqlen_q - first_row);
+  if (split >= end_row) return;  // other blocks of the tile have a row each
+  const PartialResult* const results = &result_of(args, int(blockIdx.x) - split);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  for (int row = warp * kSplits + split; row < end_row; row += 4 * kSplits) {
+    Columns<kWidth> columns[kAtOnce];
+    const auto bring = [&](int first, int n) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const float* const its_row = results[n + i].o + row * kPartialStride;
+        const int x = min(first + lane * kWidth, kDv - kWidth);
+        columns[i] = *reinterpret_cast<const Columns<kWidth>*>(its_row + x);
+      }
+    };
+    bring(0, 0);  // while weights are found
+    float weights[kHeld], sums[kHeld], row_max = -kInfinity, row_sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const bool inside = lane + 32 * i < kSplits;
+      const PartialResult& its = results[inside ? lane + 32 * i : 0];
+      weights[i] = inside ? its.row_max[row] : -kInfinity;
+      sums[i] = inside ? its.row_sum[row] : 0.0f;
+      row_max = fmaxf(row_max, weights[i]);
+    }
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+      row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffffu, row_max, distance));
+    }
+    const float base = row_max == -kInfinity ? 0.0f : row_max;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      weights[i] = exp2f(weights[i] - base);
+      row_sum = fmaf(weights[i], sums[i], row_sum);
+    }
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) row_sum += __shfl_xor_sync(0xffffffffu, row_sum, distance);
+    const int its_head = head, position = first_row + row;
+    float* const o =
+        args.o + batch * args.o_stride_batch + its_head * args.o_stride_head + position * args.o_stride_row;
+    // One whose scores are all -inf is no number.
+    const bool sees_keys = (kCausal ? min(args.seqlen_k, position + args.seqlen_k - args.seqlen_q + 1) : args.seqlen_k) > 0;
+    const float inverse = sees_keys ? 1.0f / row_sum : 0.0f;
+    if (args.lse != nullptr && lane == 0) {
+      float* const lse = args.lse + (1LL * batch * args.num_q_heads + its_head) * args.seqlen_q;
+      lse[position] = (row_max + log2f(row_sum)) * kLn2;
+    }
+    for (int first = 0; first < kDv; first += 32 * kWidth) {
+      const int x = first + lane * kWidth;
+      float outputs[kWidth] = {};
+#pragma unroll
+      for (int n = 0; n < kSplits; n += kAtOnce) {
+        if (first + n > 0) bring(first, n);
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const float weight = __shfl_sync(0xffffffffu, weights[(n + i) / 32], (n + i) % 32);
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) outputs[j] = fmaf(weight, columns[i].at[j], outputs[j]);
+        }
+      }
+      if (x >= kDv) continue;
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) outputs[j] *= inverse;
+      float* const target = o + x;
+      *reinterpret_cast<float4*>(target) = make_float4(outputs[0], outputs[1], outputs[2], outputs[3]);
+    }
+  }
+}
+
+#ifndef __CUDACC_RTC__
+// Returns how many bytes args->workspace must have room for.
+extern "C" long long attention_f32_d64v24_workspace_bytes(const AttentionArgs* args) {
+  const long long batch = args->batch, num_q_heads = args->num_q_heads;
+  const long long seqlen_q = args->seqlen_q;
+  return 4 * (((seqlen_q + kBr - 1) / kBr * num_q_heads * batch * kSplits * 832 + 63) / 64 * 64);
+}
+
+static int launch_kernel(const AttentionArgs* args, cudaStream_t stream) {
+  const long long batch = args->batch, num_q_heads = args->num_q_heads;
+  const long long seqlen_q = args->seqlen_q;
+  const long long blocks = (seqlen_q + kBr - 1) / kBr * num_q_heads * batch * kSplits;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  constexpr size_t smem_bytes = sizeof(SharedStorage);
+  const cudaError_t status =
+      cudaFuncSetAttribute(attention_f32_d64v24_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (status != cudaSuccess) return status;
+  void* parameters[] = {const_cast<AttentionArgs*>(args)};
+  return cudaLaunchKernel(attention_f32_d64v24_kernel, dim3(unsigned(blocks)), dim3(kThreads), parameters,
+                          smem_bytes, stream);
+}
+
+static int launch_combine(const AttentionArgs* args, cudaStream_t stream) {
+  const long long batch = args->batch, num_q_heads = args->num_q_heads;
+  const long long seqlen_q = args->seqlen_q;
+  const long long blocks = (seqlen_q + kBr - 1) / kBr * num_q_heads * batch * kSplits;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  constexpr size_t smem_bytes = 0;
+  const cudaError_t status =
+      cudaFuncSetAttribute(attention_f32_d64v24_combine, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (status != cudaSuccess) return status;
+  void* parameters[] = {const_cast<AttentionArgs*>(args)};
+  return cudaLaunchKernel(attention_f32_d64v24_combine, dim3(unsigned(blocks)), dim3(128), parameters,
+                          smem_bytes, stream);
+}
+
+// Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
+// suit 16-byte accesses, cudaErrorInvalidValue for a shape the kernel does not serve.
+extern "C" int attention_f32_d64v24(const AttentionArgs* args, cudaStream_t stream) {
+  if (args->batch < 0 || args->num_q_heads < 0 || args->num_kv_heads < 1 ||
+      args->num_q_heads % args->num_kv_heads != 0 || args->seqlen_q < 0 || args->seqlen_k < 0) {
+    return cudaErrorInvalidValue;
+  }
+  if (args->workspace == nullptr || reinterpret_cast<unsigned long long>(args->workspace) % 16 != 0) {
+    return cudaErrorInvalidValue;
+  }
+  const long long strides[] = {args->q_stride_batch, args->q_stride_head, args->q_stride_row,
+                               args->k_stride_batch, args->k_stride_head, args->k_stride_row,
+                               args->v_stride_batch, args->v_stride_head, args->v_stride_row,
+                               args->o_stride_batch, args->o_stride_head, args->o_stride_row};
+  for (const long long stride : strides) {
+    if (stride % kVec != 0) return cudaErrorMisalignedAddress;
+  }
+  const void* const pointers[] = {args->q, args->k, args->v, args->o};
+  for (const void* pointer : pointers) {
+    const auto address = reinterpret_cast<unsigned long long>(pointer);
+    if (address % (kVec * sizeof(float)) != 0) return cudaErrorMisalignedAddress;
+  }
+  if (const int status = launch_kernel(args, stream)) return status;
+  if (const int status = launch_combine(args, stream)) return status;
+  return cudaSuccess;
+}
+#endif
