@@ -23,8 +23,8 @@ def within_reach(mask: Any) -> Any:
     if str(mask.dtype).removeprefix("torch.") not in _MAY_BE_LESS:
         return mask
     torch = _torch_of(mask)
-    if torch is None or torch.compiler.is_compiling() or mask.requires_grad:
-        return _raised(mask)
+    if torch is None or torch.compiler.is_compiling() or mask.requires_grad or mask.is_inference():
+        return _raised(mask)  # what was made under torch.inference_mode does not tell when it is changed
     for source, version, made in _LAST:
         if source() is mask and version == mask._version:
             return made

@@ -122,9 +122,13 @@ def _on_host(array: Any) -> Any:
 
 
 def _positionals(function: Mask) -> int | None:
-    """How many arguments a function takes in their order, None where it does not say."""
+    """How many arguments a function needs in their order, beside those that it has values for; None where it
+    does not say."""
     code = getattr(function, "__code__", None)
-    return None if code is None else code.co_argcount - hasattr(function, "__self__")
+    if code is None:
+        return None
+    given = len(getattr(function, "__defaults__", None) or ()) + hasattr(function, "__self__")
+    return code.co_argcount - given
 
 
 # ---- masks that PyTorch made
@@ -172,8 +176,9 @@ def _of_torch(block_mask: Any) -> Mask | None:
     if not is_noop:
         batch, heads = block_mask.kv_num_blocks.shape[:2]
         device = block_mask.kv_num_blocks.device
+        of_rows, of_keys = block_mask.seq_lengths
         again = flex.create_block_mask(
-            function, batch, heads, *block_mask.seq_lengths, device, block_mask.BLOCK_SIZE
+            function, batch, heads, of_rows, of_keys, device, BLOCK_SIZE=block_mask.BLOCK_SIZE
         )
         whole = block_mask.full_kv_num_blocks is not None
         if bool((_kinds_of(again).clamp(max=2 if whole else 1) == kinds).all()):

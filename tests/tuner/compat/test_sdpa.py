@@ -212,6 +212,19 @@ def test_masks_that_layers_share_are_looked_at_once(front: StandIn) -> None:
     assert within_reach(truths) is truths
 
 
+def test_masks_made_without_any_thought_of_gradients_are_served(front: StandIn) -> None:
+    """Under inference_mode tensors do not tell when they are changed: such a mask is looked at each time."""
+    torch = pytest.importorskip("torch", reason="needs PyTorch")
+    with torch.inference_mode():
+        q, k, v = (torch.from_numpy(x).clone() for x in arrays((1, 2, 3), (1, 2, 4)))
+        mask = torch.zeros(3, 4)
+        for hidden in (0, 1):
+            mask[:, hidden] = -torch.inf
+            wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask)
+            np.testing.assert_allclose(scaled_dot_product_attention(q, k, v, mask), wanted, atol=1e-5)
+        assert len(front.asked) == 2
+
+
 def test_models_that_call_pytorchs_name_call_kernels(
     front: StandIn, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
