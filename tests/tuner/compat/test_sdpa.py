@@ -38,6 +38,8 @@ CALLS: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "causal, as many": (arrays((2, 3, 5), (2, 3, 5)), {"is_causal": True}),
     "causal, more rows": (arrays((2, 3, 7), (2, 3, 4)), {"is_causal": True}),
     "heads that share": (arrays((2, 6, 5), (2, 3, 7)), {"enable_gqa": True}),
+    "heads that share, others of values": (arrays((2, 6, 5), (2, 3, 7), (2, 2, 7)), {"enable_gqa": True}),
+    "heads that share, one of values": (arrays((2, 4, 5), (2, 2, 7), (2, 1, 7)), {"enable_gqa": True}),
     "one head of keys": (arrays((2, 6, 5), (2, 1, 7)), {}),
     "one head of keys, causal": (arrays((2, 6, 5), (2, 1, 7)), {"is_causal": True}),
     "one head of keys, many of values": (arrays((2, 6, 5), (2, 1, 7), (2, 6, 7)), {}),
@@ -57,6 +59,10 @@ CALLS: dict[str, tuple[list[Any], dict[str, Any]]] = {
         {"attn_mask": RNG.standard_normal((3, 5, 7)).astype(np.float32)},
     ),
     "no keys": (arrays((2, 3, 5), (2, 3, 0)), {}),
+    "no keys, five axes, a mask": (
+        arrays((2, 1, 3, 5), (2, 1, 3, 0)),
+        {"attn_mask": masked((2, 1, 1, 5, 0))},
+    ),
     "no rows": (arrays((2, 3, 0), (2, 3, 5)), {}),
     "no batch": (arrays((0, 3, 4), (0, 3, 5)), {}),
 }
@@ -97,6 +103,15 @@ def test_numpy_arrays_are_taken_alike(front: StandIn, name: str) -> None:
     wanted = np.einsum("...ij,...jf->...if", weights / np.where(total > 0, total, 1), v)
     assert found.shape == wanted.shape[-rank:]
     np.testing.assert_allclose(found, wanted.reshape(found.shape), atol=1e-5)
+
+
+def test_what_has_nothing_to_compute_has_gradients(front: StandIn) -> None:
+    torch = pytest.importorskip("torch", reason="needs PyTorch")
+    for shapes in (((2, 3, 5), (2, 3, 0)), ((2, 3, 0), (2, 3, 5))):
+        tensors = [torch.from_numpy(x).requires_grad_() for x in arrays(*shapes)]
+        scaled_dot_product_attention(*tensors).sum().backward()
+        assert all(x.grad.shape == x.shape and bool((x.grad == 0).all()) for x in tensors)
+    assert not front.asked
 
 
 def test_what_is_asked_is_what_kernels_do_best(front: StandIn) -> None:
