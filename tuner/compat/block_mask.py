@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...gen.formula.trace import trace_mask, trace_score
-from ...templates.runtime.arrays import _kind
+from ...templates.runtime.arrays import _kind, _torch_of
 
 #: The side of PyTorch's blocks where a caller does not say, and of the one block of a mask of none.
 DEFAULT_BLOCK, _WHOLE = 128, 1 << 30
@@ -99,9 +99,10 @@ def create_mask(
     return found if torch is None else torch.from_numpy(np.array(found)).to(device)
 
 
-def noop_mask(batch: Any, head: Any, token_q: Any, token_kv: Any) -> bool:
-    """Lets every row see every key."""
-    return True
+def noop_mask(batch: Any, head: Any, token_q: Any, token_kv: Any) -> Any:
+    """Lets every row see every key: true, or a tensor of it where PyTorch asks with tensors."""
+    torch = _torch_of(batch)
+    return True if torch is None else batch.new_ones((), dtype=torch.bool)
 
 
 def evaluated_mask(mask_mod: Mask, shape: tuple[int, int, int, int]) -> NDArray[np.bool_]:
@@ -169,7 +170,7 @@ def _of_torch(block_mask: Any) -> Mask | None:
     function = getattr(function, "fn", function) if type(function).__name__ == "_MaskModWrapper" else function
     if getattr(function, "__name__", "") == "_sliced_mask_mod_error":
         raise RuntimeError("block_mask is a slice of another and has lost its function: set its mask_mod")
-    is_noop = function is flex.noop_mask
+    is_noop = function in (flex.noop_mask, noop_mask)
     kinds = _kinds_of(block_mask)
     if is_noop and bool((kinds > 0).all()):
         return None

@@ -119,6 +119,24 @@ def test_functions_of_tensors_have_captured_tensors() -> None:
     near(o, attended(Q, K, V, attn_mask=seen)[0])
 
 
+def test_lengths_that_functions_captured_are_of_pytorchs_own_integers() -> None:
+    torch = pytest.importorskip("torch._C", reason="needs PyTorch") and __import__("torch")
+    lengths, far = torch.tensor([30]), torch.tensor([1 << 40])  # int64, as PyTorch makes integers
+
+    def kept(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return ((k < lengths[b]) & (k < far[b])) | (q >= k)
+
+    blocks = flex_attention.create_block_mask(kept, None, None, 20, 36)
+    o = flex_attention.flex_attention(*map(torch.from_numpy, (Q, K, V)), block_mask=blocks, enable_gqa=True)
+    near(o, attended(Q, K, V, attn_mask=np.broadcast_to(np.arange(36) < 30, (20, 36)))[0])
+    below = -far
+    blocks = flex_attention.create_block_mask(
+        lambda b, h, q, k: (k >= below[b]) & (k < below[b] + far[b] + 7), None, None, 20, 36
+    )
+    o = flex_attention.flex_attention(*map(torch.from_numpy, (Q, K, V)), block_mask=blocks, enable_gqa=True)
+    near(o, attended(Q, K, V, attn_mask=np.broadcast_to(np.arange(36) < 7, (20, 36)))[0])
+
+
 @pytest.mark.parametrize("batch", ["padded", "packed"])
 def test_models_of_transformers_are_trained(batch: str) -> None:
     """Of padded and of packed batches: gradients of all parameters are those of eager attention."""

@@ -244,6 +244,17 @@ def test_blocks_of_pytorchs_masks_count_where_they_say_more_than_the_function(fr
     assert front.last["mask"] is first, "made once"
 
 
+def test_pytorch_makes_masks_of_flashgens_functions(front: StandIn) -> None:
+    pytest.importorskip("torch", reason="needs PyTorch")
+    theirs = pytest.importorskip("torch.nn.attention.flex_attention", reason="needs FlexAttention")
+    joined = ours.and_masks(causal, ours.noop_mask)
+    for mask, sparsity in ((ours.noop_mask, 0), (joined, 37.5)):
+        made = theirs.create_block_mask(mask, None, None, 64, 64, device="cpu", BLOCK_SIZE=16)
+        assert made.sparsity() == sparsity
+        ours.flex_attention(*arrays(64, 64), block_mask=made)
+    assert "mask" not in front.asked[0] and front.last["mask"] is joined
+
+
 def test_a_part_of_a_pytorch_mask_has_lost_its_function(front: StandIn) -> None:
     pytest.importorskip("torch", reason="needs PyTorch")
     theirs = pytest.importorskip("torch.nn.attention.flex_attention", reason="needs FlexAttention")
