@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from flashgen import compat
@@ -52,6 +53,20 @@ def test_scaled_dot_product_attention() -> None:
         compat.scaled_dot_product_attention(Q, K, V, mask, enable_gqa=True),
         attended(Q, K, V, attn_mask=mask)[0],
     )
+
+
+@pytest.mark.parametrize("scale", [None, 1e-3])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_rows_of_the_least_numbers_are_means_in_16_bits_too(dtype: str, scale: float | None) -> None:
+    narrow = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    q, k, v = (x.astype(narrow) for x in (Q, K, V))
+    mask = np.zeros((20, 36), np.float32)
+    mask[3:5], mask[7, :30] = np.finfo(np.float32).min, np.finfo(np.float32).min
+    with compat.using(device="sim:a100"):
+        o = compat.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=True)
+    q, k, v = (x.astype(np.float32) for x in (q, k, v))
+    wanted, _ = attended(q, k, v, attn_mask=mask, scale=scale)
+    np.testing.assert_allclose(o.astype(np.float32), wanted, atol=1e-2)
 
 
 def test_flex_attention_reads_what_functions_captured() -> None:
