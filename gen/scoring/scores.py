@@ -247,6 +247,15 @@ class Scores:
         computed = map(self.statements, trees)
         return "\n".join(line for lines, value in computed for line in (*lines, value))
 
+    @property
+    def compares_wide(self) -> bool:
+        """Whether the lesser or greater is taken of a place and of an array's integers of eight bytes, as for
+        bounds, for which CUDA has no functions."""
+        wide = [f"{each.name}_at(" for each in self.buffers if each.dtype == "i64"]
+        bounds = [each.key.c(self.places()) for each in (*self.begins, *self.ends)]
+        compared = [line for line in self.text.splitlines() if "min(" in line or "max(" in line]
+        return any(name in text for name in wide for text in (*bounds, *compared))
+
     def statements(
         self, expression: Expression, temporary: str = "t", **renamed: str
     ) -> tuple[list[str], str]:

@@ -31,7 +31,7 @@ class StandIn:
     def attention(self, q: Any, k: Any, v: Any, **asked: Any) -> Any:
         self.asked.append(dict(asked))
         back = _giving_back(q)
-        q, k, v = map(_host, (q, k, v))
+        q, k, v = map(_as_kernels_take_it, (q, k, v))
         layout, with_lse = asked.pop("layout", "bhsd"), asked.pop("return_lse", False)
         if layout == "bshd":
             q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
@@ -45,14 +45,18 @@ class StandIn:
     ) -> Any:
         self.asked.append(dict(asked))
         back = _giving_back(q)
-        q, k, v, starts_q, starts_k = map(_host, (q, k, v, cu_seqlens_q, cu_seqlens_k))
+        q, k, v = map(_as_kernels_take_it, (q, k, v))
+        starts_q, starts_k = map(_host, (cu_seqlens_q, cu_seqlens_k))
+        slopes = asked.pop("alibi_slopes", None)
         used_q = _host(asked.pop("seqused_q", np.diff(starts_q)))
         used_k = _host(asked.pop("seqused_k", np.diff(starts_k)))
         assert asked.pop("max_seqlen_q") >= used_q.max() and asked.pop("max_seqlen_k") >= used_k.max()
         with_lse = asked.pop("return_lse", False)
         o = np.zeros((*q.shape[:2], v.shape[2]))
         lse = np.full(q.shape[1::-1], -np.inf)
-        for at_q, at_k, rows, keys in zip(starts_q, starts_k, used_q, used_k, strict=False):
+        for i, (at_q, at_k, rows, keys) in enumerate(zip(starts_q, starts_k, used_q, used_k, strict=False)):
+            if slopes is not None:
+                asked["alibi_slopes"] = slopes if len(slopes.shape) == 1 else slopes[i]
             rows, keys = slice(at_q, at_q + rows), slice(at_k, at_k + keys)
             one = (x[part].swapaxes(0, 1)[None] for x, part in ((q, rows), (k, keys), (v, keys)))
             made, of_rows = attended(*one, **asked)
@@ -118,6 +122,12 @@ def attended(
     with np.errstate(divide="ignore"):
         lse = np.where(total > 0, np.log(total) + base, -np.inf)[..., 0]
     return weights @ v / np.where(total > 0, total, 1.0), lse
+
+
+def _as_kernels_take_it(array: Any) -> Array:
+    array = _host(array)
+    assert array.size == 0 or array.shape[-1] == 1 or array.strides[-1] == array.itemsize, "as kernels read"
+    return array
 
 
 def _host(array: Any) -> Array:

@@ -305,8 +305,7 @@ class SimRunner:
         problem = build.kernel.problem
         require_inputs(problem, q, k, v)
         batch, num_q_heads, seqlen_q, _ = q.shape
-        # K order: a transposed view gives an output transposed alike, without the gaps of a packed one.
-        outputs = {"o": np.empty_like(q, numpy_dtype(problem.output_dtype), shape=(*q.shape[:3], v.shape[3]))}
+        outputs = {"o": _output_like(q, numpy_dtype(problem.output_dtype), (*q.shape[:3], v.shape[3]))}
         if want_lse:
             outputs["lse"] = np.empty((batch, num_q_heads, seqlen_q), np.float32)
         given = inputs_of(problem, q, k, v)
@@ -324,7 +323,8 @@ class SimRunner:
         """Runs a kernel of the backward pass on guarded copies of arrays and returns the gradients, as
         `Runner.differentiate` says."""
         require_inputs(build.kernel.problem, *(inputs[name] for name in "qkv"))
-        outputs = {f"d{name}": np.empty_like(inputs[name]) for name in "qkv"}
+        arrays = {name: inputs[name] for name in "qkv"}
+        outputs = {f"d{name}": _output_like(x, x.dtype, x.shape) for name, x in arrays.items()}
         return self._compute(build, inputs, outputs, scale=scale, values=values)
 
     def _compute(
@@ -437,6 +437,14 @@ class SimRunner:
 
     def close(self) -> None:
         pass
+
+
+def _output_like(array: np.ndarray, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """An output whose axes are in the order of another array's: a transposed view gives one transposed alike,
+    without the gaps of a packed one. Its rows are contiguous, also where other axes are repeated, which numpy
+    would make the innermost."""
+    made = np.empty_like(array, dtype, shape=shape)
+    return made if made.strides[-1] == made.itemsize else np.empty(shape, dtype)
 
 
 def _memory(kernel: Kernel, beside: Beside, q: np.ndarray) -> dict[str, np.ndarray]:

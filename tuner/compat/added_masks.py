@@ -8,9 +8,10 @@ from typing import Any
 from ...templates.runtime.arrays import _torch_of
 from ..front.libraries import library_of
 
-#: Kernels multiply by log2 e what they add, which makes infinity of the least numbers of float32 and
-#: bfloat16. A row that sees nothing else must be the mean of its values, so these become this.
-LEAST = -2e38
+#: Kernels multiply by log2 e what they add, those of 16 bits divide it by the scale, which makes infinity of
+#: the least numbers of float32 and bfloat16. A row that sees nothing else must be the mean of its values, so
+#: these become this: far from there, and far below what a score could be told from.
+LEAST = -1e30
 _MAY_BE_LESS = ("float32", "bfloat16")
 
 #: The last mask that was made so of a tensor, which all layers of a model share: of which, in which state.
@@ -23,8 +24,8 @@ def within_reach(mask: Any) -> Any:
     if str(mask.dtype).removeprefix("torch.") not in _MAY_BE_LESS:
         return mask
     torch = _torch_of(mask)
-    if torch is None or torch.compiler.is_compiling() or mask.requires_grad:
-        return _raised(mask)
+    if torch is None or torch.compiler.is_compiling() or mask.requires_grad or mask.is_inference():
+        return _raised(mask)  # what was made under torch.inference_mode does not tell when it is changed
     for source, version, made in _LAST:
         if source() is mask and version == mask._version:
             return made

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...gen.formula.trace import trace_mask, trace_score
-from ...templates.runtime.arrays import _kind
+from ...templates.runtime.arrays import _kind, _torch_of
 
 #: The side of PyTorch's blocks where a caller does not say, and of the one block of a mask of none.
 DEFAULT_BLOCK, _WHOLE = 128, 1 << 30
@@ -99,9 +99,10 @@ def create_mask(
     return found if torch is None else torch.from_numpy(np.array(found)).to(device)
 
 
-def noop_mask(batch: Any, head: Any, token_q: Any, token_kv: Any) -> bool:
-    """Lets every row see every key."""
-    return True
+def noop_mask(batch: Any, head: Any, token_q: Any, token_kv: Any) -> Any:
+    """Lets every row see every key: true, or a tensor of it where PyTorch asks with tensors."""
+    torch = _torch_of(batch)
+    return True if torch is None else batch.new_ones((), dtype=torch.bool)
 
 
 def evaluated_mask(mask_mod: Mask, shape: tuple[int, int, int, int]) -> NDArray[np.bool_]:
@@ -122,9 +123,13 @@ def _on_host(array: Any) -> Any:
 
 
 def _positionals(function: Mask) -> int | None:
-    """How many arguments a function takes in their order, None where it does not say."""
+    """How many arguments a function needs in their order, beside those that it has values for; None where it
+    does not say."""
     code = getattr(function, "__code__", None)
-    return None if code is None else code.co_argcount - hasattr(function, "__self__")
+    if code is None:
+        return None
+    given = len(getattr(function, "__defaults__", None) or ()) + hasattr(function, "__self__")
+    return code.co_argcount - given
 
 
 # ---- masks that PyTorch made
@@ -165,15 +170,16 @@ def _of_torch(block_mask: Any) -> Mask | None:
     function = getattr(function, "fn", function) if type(function).__name__ == "_MaskModWrapper" else function
     if getattr(function, "__name__", "") == "_sliced_mask_mod_error":
         raise RuntimeError("block_mask is a slice of another and has lost its function: set its mask_mod")
-    is_noop = function is flex.noop_mask
+    is_noop = function in (flex.noop_mask, noop_mask)
     kinds = _kinds_of(block_mask)
     if is_noop and bool((kinds > 0).all()):
         return None
     if not is_noop:
         batch, heads = block_mask.kv_num_blocks.shape[:2]
         device = block_mask.kv_num_blocks.device
+        of_rows, of_keys = block_mask.seq_lengths
         again = flex.create_block_mask(
-            function, batch, heads, *block_mask.seq_lengths, device, block_mask.BLOCK_SIZE
+            function, batch, heads, of_rows, of_keys, device, BLOCK_SIZE=block_mask.BLOCK_SIZE
         )
         whole = block_mask.full_kv_num_blocks is not None
         if bool((_kinds_of(again).clamp(max=2 if whole else 1) == kinds).all()):

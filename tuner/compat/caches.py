@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..front.libraries import shape_of
+from .contiguous import has_contiguous_rows
 
 _CACHE = "slots or pages, room, heads, head_dim"
 
@@ -39,7 +40,8 @@ class Cache:
         return {name: value for name, value in told.items() if value is not None}
 
     def check(self) -> None:
-        """Raises ValueError for a left padding, and for what does not go together."""
+        """Raises ValueError for a left padding, for arrays of other strides than kernels read, and for what
+        does not go together."""
         if self.cache_leftpad is not None:
             raise ValueError(
                 "cache_leftpad is given, and caches are read from their first slot here: move keys there, or "
@@ -49,6 +51,11 @@ class Cache:
             raise ValueError(
                 "cache_batch_idx is given beside block_table, which says where keys are: leave it out"
             )
+        for name, array in (("k_cache", self.k_cache), ("v_cache", self.v_cache)):
+            if not has_contiguous_rows(array):
+                raise ValueError(
+                    f"the last axis of {name} is not contiguous, and caches are never copied: lay it out so"
+                )
 
     def keys(self, k: Any) -> Any:
         """Returns how many keys are attended to, an int or an array (batch)."""

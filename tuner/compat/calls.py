@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
+from .contiguous import with_contiguous_rows
+
 #: Where each call is defined.
 _ROOMS = {"attention": "call", "attention_varlen": "varlen", "attention_with_cache": "cached"}
 _SETTINGS: ContextVar[Mapping[str, Any]] = ContextVar("flashgen.compat settings", default={})  # noqa: B039
@@ -34,18 +36,25 @@ def using(
 
 
 def attention(q: Any, k: Any, v: Any, **asked: Any) -> Any:
-    """Computes attention as `flashgen.attention` does."""
-    return _front("attention")(q, k, v, **asked, **_SETTINGS.get())
+    """Computes attention as `flashgen.attention` does, of arrays of any strides."""
+    return _front("attention")(*_readable(q, k, v), **asked, **_SETTINGS.get())
 
 
 def attention_varlen(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, **asked: Any) -> Any:
-    """Computes attention of packed sequences as `flashgen.attention_varlen` does."""
-    return _front("attention_varlen")(q, k, v, cu_seqlens_q, cu_seqlens_k, **asked, **_alone())
+    """Computes attention of packed sequences as `flashgen.attention_varlen` does, of any strides."""
+    arrays = _readable(q, k, v)
+    return _front("attention_varlen")(*arrays, cu_seqlens_q, cu_seqlens_k, **asked, **_alone())
 
 
 def attention_with_cache(q: Any, k_cache: Any, v_cache: Any, **asked: Any) -> Any:
-    """Computes attention beside a cache as `flashgen.attention_with_cache` does."""
+    """Computes attention beside a cache as `flashgen.attention_with_cache` does, of queries of any strides.
+    Caches are never copied."""
+    q = with_contiguous_rows("q", q)
     return _front("attention_with_cache")(q, k_cache, v_cache, **asked, **_alone())
+
+
+def _readable(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+    return with_contiguous_rows("q", q), with_contiguous_rows("k", k), with_contiguous_rows("v", v)
 
 
 def _alone() -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 from ..front.libraries import empty_like
 from .caches import Cache
 from .flash_calls import cached, dense, packed
-from .flash_words import FlashWords, check_deterministic, check_dropout, places_in_batch, places_in_sequences
+from .flash_words import FlashWords, check_deterministic, check_dropout, shift_in_batch, shift_in_sequences
 
 __all__ = [
     "flash_attn_func",
@@ -51,7 +51,7 @@ def flash_attn_func(
     check_deterministic(deterministic, q, k, v)
     words = FlashWords(softmax_scale, causal, window_size, softcap, alibi_slopes)
     made, keys = dense(q, k, v, words, return_attn_probs), int(k.shape[1])
-    return _returned(made, q, words, keys, lambda: places_in_batch(q, int(q.shape[1]), keys))
+    return _returned(made, q, words, keys, lambda slopes: shift_in_batch(slopes, q, int(q.shape[1]), keys))
 
 
 def flash_attn_kvpacked_func(
@@ -127,7 +127,9 @@ def flash_attn_varlen_func(
     )
     return _returned(
         *(made, q, words, int(max_seqlen_k)),
-        lambda: places_in_sequences(int(q.shape[0]), cu_seqlens_q, cu_seqlens_k[1:] - cu_seqlens_k[:-1]),
+        lambda slopes: shift_in_sequences(
+            slopes, int(q.shape[0]), cu_seqlens_q, cu_seqlens_k[1:] - cu_seqlens_k[:-1]
+        ),
     )
 
 
@@ -219,15 +221,17 @@ def flash_attn_with_kvcache(
     if not return_softmax_lse:
         return made
     o, lse = made
-    return o, words.lse_of_flash2(lse, cache.room, lambda: places_in_batch(q, int(q.shape[1]), cache.keys(k)))
+    return o, words.lse_of_flash2(
+        lse, cache.room, lambda slopes: shift_in_batch(slopes, q, int(q.shape[1]), cache.keys(k))
+    )
 
 
-def _returned(made: Any, q: Any, words: FlashWords, keys: int, places: Callable[[], Any]) -> Any:
+def _returned(made: Any, q: Any, words: FlashWords, keys: int, shift: Callable[[Any], Any]) -> Any:
     """Returns o, or the three that flash-attn returns of o and the log-sum-exp."""
     if not isinstance(made, tuple):
         return made
     o, lse = made
-    return o, words.lse_of_flash2(lse, keys, places), empty_like(q)
+    return o, words.lse_of_flash2(lse, keys, shift), empty_like(q)
 
 
 def _check_parts(name: str, array: Any, parts: int, rank: int) -> None:

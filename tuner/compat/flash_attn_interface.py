@@ -2,17 +2,27 @@
 
 Signatures, defaults and return values are those of hopper/flash_attn_interface.py, on every card that
 flashgen has kernels for. Left out are qv, scales of eight bits and new rows of packed queries, all refused.
+What needs no kernel, such as merging partial results, the arrays' own library computes.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from ...templates.runtime.arrays import _torch_of
+from ..front.libraries import empty_like, library_of
 from .caches import Cache
 from .flash_calls import cached, dense, packed, packed_beside_cache
 from .flash_words import FlashWords, check_deterministic
 
-__all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"]
+__all__ = [
+    "flash_attn_combine",
+    "flash_attn_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
+    "get_scheduler_metadata",
+]
 
 
 def flash_attn_func(
@@ -38,16 +48,46 @@ def flash_attn_func(
 
     Masks are aligned to the last key: row i sees keys up to i + seqlen_k - seqlen_q, and with
     ``attention_chunk`` those of its own chunk alone. Returns o, or with ``return_attn_probs`` (o,
-    log-sum-exp), the log-sum-exp as (batch, heads, seqlen_q) with -inf for rows that see no key.
-    ``num_splits``, ``pack_gqa`` and ``sm_margin`` are the kernel's own choice. Raises ValueError for qv and
-    descales, otherwise as `flashgen.attention` does.
+    log-sum-exp), the log-sum-exp as (batch, heads, seqlen_q) with -inf for rows that see no key, +inf where
+    there is no key at all. ``num_splits``, ``pack_gqa`` and ``sm_margin`` are the kernel's own choice. Raises
+    ValueError for qv and descales, otherwise as `flashgen.attention` does.
     """
     _check_unserved(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     check_deterministic(deterministic, q, k, v)
     words = FlashWords(
         softmax_scale, causal, window_size, softcap, attention_chunk=attention_chunk, version=3
     )
-    return dense(q, k, v, words, return_attn_probs)
+    return _of_keys(k, dense(q, k, v, words, return_attn_probs))
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Any,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    q_descale: Any = None,
+    k_descale: Any = None,
+    v_descale: Any = None,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    deterministic: bool = False,
+    num_heads_q: int | None = None,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+) -> Any:
+    """Computes `flash_attn_func` of all three in one array: (batch, seqlen, 3, heads, head_dim), or with
+    ``num_heads_q`` (batch, seqlen, heads, head_dim), whose heads are first those of queries, then as many of
+    keys as of values."""
+    q, k, v = _parts_of(qkv, num_heads_q)
+    asked = {"window_size": window_size, "attention_chunk": attention_chunk, "softcap": softcap}
+    scales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
+    return flash_attn_func(
+        *(q, k, v, softmax_scale, causal),
+        **scales,
+        **asked,
+        deterministic=deterministic,
+        return_attn_probs=return_attn_probs,
+    )
 
 
 def flash_attn_varlen_func(
@@ -86,7 +126,7 @@ def flash_attn_varlen_func(
     words = FlashWords(
         softmax_scale, causal, window_size, softcap, attention_chunk=attention_chunk, version=3
     )
-    return packed(
+    made = packed(
         *(q, k, v, words, return_attn_probs),
         cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k=cu_seqlens_k,
@@ -95,6 +135,7 @@ def flash_attn_varlen_func(
         seqused_q=seqused_q,
         seqused_k=seqused_k,
     )
+    return _of_keys(k, made)
 
 
 def flash_attn_with_kvcache(
@@ -164,6 +205,97 @@ def flash_attn_with_kvcache(
             rotary_interleaved=rotary_interleaved,
         )
     return (*made, None, None) if return_softmax_lse else made
+
+
+def flash_attn_combine(
+    out_partial: Any, lse_partial: Any, out: Any = None, out_dtype: Any = None
+) -> tuple[Any, Any]:
+    """Merges what attention to parts of the keys gave, in the arrays' library.
+
+    out_partial is (parts, batch, seqlen, heads, head_dim) and lse_partial, the natural log-sum-exps, (parts,
+    batch, seqlen, heads), -inf where a part has no key that a row sees; other leading axes are taken alike.
+    Returns (o, log-sum-exp), (batch, seqlen, heads, head_dim) of ``out_dtype``, None for that of out_partial,
+    and (batch, seqlen, heads); o is written to ``out``, if there is one. Raises ValueError for shapes that do
+    not go together.
+    """
+    shape, of_lse = tuple(out_partial.shape), tuple(lse_partial.shape)
+    if len(shape) < 2 or of_lse != shape[:-1]:
+        raise ValueError(
+            f"out_partial has the shape {shape} and lse_partial {of_lse}; they must be (parts, batch, "
+            "seqlen, heads, head_dim) and (parts, batch, seqlen, heads)"
+        )
+    library = library_of("out_partial", out_partial)
+    highest = library.amax(lse_partial, 0)
+    base = library.where(highest == -library.inf, 0.0, highest)
+    weights = library.exp(lse_partial - base)[..., None]
+    total = weights.sum(0)
+    sees = total > 0
+    total = library.where(sees, total, 1.0)
+    # What a part without keys left is not read.
+    made = library.where(weights > 0, weights * out_partial, 0.0).sum(0) / total
+    lse = library.where(sees[..., 0], library.log(total[..., 0]) + base, -library.inf)
+    if out is not None:
+        out[...] = made
+        return out, lse
+    dtype = out_partial.dtype if out_dtype is None else out_dtype
+    return made.to(dtype) if _torch_of(made) is not None else made.astype(dtype), lse
+
+
+def get_scheduler_metadata(
+    batch_size: int,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    num_heads_q: int,
+    num_heads_kv: int,
+    headdim: int,
+    cache_seqlens: Any,
+    qkv_dtype: Any = None,
+    headdim_v: int | None = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k_new: Any = None,
+    cache_leftpad: Any = None,
+    page_size: int | None = None,
+    max_seqlen_k_new: int = 0,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    has_softcap: bool = False,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+) -> Any:
+    """Returns an empty array like ``cache_seqlens``, to be passed on as ``scheduler_metadata``: kernels here
+    need to be told nothing ahead."""
+    return empty_like(cache_seqlens)
+
+
+def _of_keys(k: Any, made: Any) -> Any:
+    """Returns o, or o and the log-sum-exp, which is +inf where nobody has a key."""
+    if not isinstance(made, tuple) or 0 not in k.shape:
+        return made
+    o, lse = made
+    library = library_of("q", lse)
+    return o, library.full_like(lse, library.inf)
+
+
+def _parts_of(qkv: Any, num_heads_q: int | None) -> tuple[Any, Any, Any]:
+    """Queries, keys and values of one array. Raises ValueError."""
+    shape = tuple(qkv.shape)
+    if len(shape) == 5 and shape[2] == 3:
+        return qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
+    if len(shape) != 4:
+        raise ValueError(
+            f"qkv has the shape {shape}; it must be (batch, seqlen, 3, heads, head_dim), or with num_heads_q "
+            "(batch, seqlen, heads, head_dim)"
+        )
+    of_keys, odd = (0, 0) if num_heads_q is None else divmod(shape[2] - num_heads_q, 2)
+    if num_heads_q is None or odd or of_keys < 1:
+        raise ValueError(
+            f"num_heads_q is {num_heads_q}, and qkv has {shape[2]} heads: those behind num_heads_q must be "
+            "as many of keys as of values"
+        )
+    last = num_heads_q + of_keys
+    return qkv[:, :, :num_heads_q], qkv[:, :, num_heads_q:last], qkv[:, :, last:]
 
 
 def _check_unserved(**given: Any) -> None:

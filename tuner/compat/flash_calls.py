@@ -72,8 +72,8 @@ def cached(
     if k is not None:
         shape_of("k", k, DENSE)
     if rotary_cos is not None:
-        # As flash-attn does by any mask that it is told of, also by one that hides nothing here.
-        new |= {"rotary_interleaved": rotary_interleaved, "rotary_by_place": words.sides != (None, None)}
+        by_place = words.is_limited(rows, cache.room)
+        new |= {"rotary_interleaved": rotary_interleaved, "rotary_by_place": by_place}
     told = cache.told() | new | words.asked(rows, cache.room)
     return calls.attention_with_cache(
         q, cache.k_cache, cache.v_cache, layout="bshd", return_lse=return_lse, **told

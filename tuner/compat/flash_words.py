@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,19 @@ class FlashWords:
         left, right = (None if side is None or side < 0 else int(side) for side in self.window_size)
         return left, 0 if self.causal else right
 
+    def is_limited(self, rows: int, keys: int) -> bool:
+        """Tells whether flash-attn counts a call of at most so many rows and keys among those with a mask of
+        places, by which it rotates queries: also by a side that hides nothing, if it is not as long as all
+        that version 2 has keys, version 3 keys before the last row and rows behind the first."""
+        left, right = self.sides
+        most_left, most_right = (keys, keys) if self.version == 2 else (keys - 1, rows - 1)
+        return (
+            self.causal
+            or (left is not None and left < most_left)
+            or (right is not None and right < most_right)
+            or self.attention_chunk > 0
+        )
+
     def asked(self, rows: int, keys: int) -> dict[str, Any]:
         """Returns what `flashgen.attention` is asked for, of at most so many rows and keys: sides of a window
         that hide nothing there are not named."""
@@ -56,36 +69,38 @@ class FlashWords:
 
     # ---- log-sum-exps as flash-attn 2 has them
 
-    def lse_of_flash2(self, lse: Any, keys: int, places: Any) -> Any:
+    def lse_of_flash2(self, lse: Any, keys: int, shift: Callable[[Any], Any]) -> Any:
         """Returns log-sum-exps as flash-attn 2 writes them: +inf of rows that see nothing, and under a causal
         mask without a window from scores that have ALiBi's slope times the key's number added.
 
-        ``lse`` is (..., heads, rows), ``keys`` the most there may be; ``places`` returns the rows' places
-        among the keys, which broadcasts to ``lse``.
+        ``lse`` is (..., heads, rows), ``keys`` the most there may be; ``shift`` returns the slopes that it is
+        told times the rows' places among the keys, which broadcasts to ``lse``.
         """
         library = library_of("q", lse)
         left, right = self.sides
         if self.alibi_slopes is not None and right == 0 and (left is None or left >= keys):
-            lse = lse + self.alibi_slopes[..., None] * places()
+            lse = lse + shift(self.alibi_slopes)
         nothing = lse == -library.inf
         return library.where(nothing, library.inf, lse)
 
 
-def places_in_batch(like: Any, rows: int, keys: Any) -> Any:
-    """Returns the places of a batch's rows among the keys, the last row at the last key.
+def shift_in_batch(slopes: Any, like: Any, rows: int, keys: Any) -> Any:
+    """Returns slopes, (heads) or (batch, heads), times the places of a batch's rows among the keys, the last
+    row at the last key: (heads, rows) or (batch, heads, rows).
 
-    ``keys`` is their number, or an array (batch); the result is (rows), or (batch, 1, rows).
+    ``keys`` is their number, or an array (batch).
     """
     offset = keys - rows if isinstance(keys, int) else (keys - rows)[:, None, None]
-    return count(like, rows) + offset
+    return slopes[..., None] * (count(like, rows) + offset)
 
 
-def places_in_sequences(total: int, cu_seqlens_q: Any, keys: Any) -> Any:
-    """Returns the places of packed rows among the keys of their sequences, (total), where ``keys`` (batch)
-    says how many each has."""
+def shift_in_sequences(slopes: Any, total: int, cu_seqlens_q: Any, keys: Any) -> Any:
+    """Returns slopes, (heads) or (batch, heads), times the places of packed rows among the keys of their
+    sequences, (heads, total), where ``keys`` (batch) says how many each has."""
     places = count(cu_seqlens_q, total)
     of = number_of_run(cu_seqlens_q[1:], places)
-    return places - cu_seqlens_q[1:][of] + keys[of]
+    of_rows = slopes[:, None] if len(slopes.shape) == 1 else slopes[of].T
+    return of_rows * (places - cu_seqlens_q[1:][of] + keys[of])
 
 
 def check_dropout(dropout_p: float) -> None:

@@ -51,11 +51,13 @@ def scaled_dot_product_attention(
     q, k, v, leading = _four_axes(library, query, key, value, enable_gqa)
     rows, keys = int(q.shape[2]), int(k.shape[2])
     most = max(len(array.shape) for array in (query, key, value))
+    if 0 in (*q.shape, *k.shape):
+        if torch is None:
+            return library.zeros((*leading, *q.shape[1:3], v.shape[3])[-most:], dtype=query.dtype)
+        return _pytorchs(torch, *originals)  # which has nothing to compute, but gradients to connect
     if attn_mask is not None:
         inner = (int(q.shape[1]), rows, keys)
         asked["attn_mask"] = _four_axes_of_mask(library, within_reach(attn_mask), leading, inner)
-    if 0 in (*q.shape, *k.shape):
-        return _zeros(library, query, (*leading, *q.shape[1:3], v.shape[3])[-most:])
     if is_causal and rows < keys:  # later keys are seen by no row
         k, v = k[:, :, :rows], v[:, :, :rows]
     if is_causal:
@@ -89,9 +91,12 @@ def _by_torch(torch: Any, why: Exception, query: Any, *others: Any) -> Any:
             f"{why}, which PyTorch alone serves, and query is a {_kind(query)}: pass torch tensors or 0"
         )
     say_once(f"PyTorch computes a scaled_dot_product_attention that no kernel serves: {why}")
-    *arguments, scale, enable_gqa = others
-    attention = pytorchs_attention(torch.nn.functional)
-    return attention(query, *arguments, scale=scale, enable_gqa=enable_gqa)
+    return _pytorchs(torch, query, *others)
+
+
+def _pytorchs(torch: Any, *originals: Any) -> Any:
+    *arguments, scale, enable_gqa = originals
+    return pytorchs_attention(torch.nn.functional)(*arguments, scale=scale, enable_gqa=enable_gqa)
 
 
 def _four_axes(
@@ -110,6 +115,7 @@ def _four_axes(
     for name, array in arrays.items():
         shape = (*leading, wanted[name], *shapes[name][-2:])
         array = array.reshape(shapes[name]) if len(array.shape) < 3 else array
+        array = _repeated(library, array, wanted[name]) if enable_gqa else array
         array = library.broadcast_to(array, shape) if tuple(array.shape) != shape else array
         folded.append(array if len(shape) == 4 else array.reshape((math.prod(leading), *shape[-3:])))
     q, k, v = folded
@@ -128,12 +134,10 @@ def _heads(heads: dict[str, int], enable_gqa: bool) -> dict[str, int]:
     """How many heads each array must have, where those of keys and values divide those of queries."""
     query, of_keys = heads["query"], {heads["key"], heads["value"]}
     if enable_gqa:
-        if len(of_keys) == 1 and not query % heads["key"]:
-            return heads
+        if all(each and not query % each for each in of_keys):
+            return heads | dict.fromkeys(("key", "value"), math.lcm(*of_keys))
         told = f"query has {query} heads, key {heads['key']} and value {heads['value']}"
-        raise ValueError(
-            f"{told}; with enable_gqa the number of key and value heads is one and divides the query's"
-        )
+        raise ValueError(f"{told}; with enable_gqa the numbers of key and value heads divide the query's")
     most = max(query, *of_keys)
     if not {query, *of_keys} <= {1, most}:
         told = f"query has {query} heads, key {heads['key']} and value {heads['value']}"
@@ -143,6 +147,15 @@ def _heads(heads: dict[str, int], enable_gqa: bool) -> dict[str, int]:
     # A single head of keys and values is read as it lies.
     shared = most if len(of_keys) > 1 else of_keys.pop()
     return {"query": most, "key": shared, "value": shared}
+
+
+def _repeated(library: Any, array: Any, heads: int) -> Any:
+    """The array with each of its heads repeated until there are so many."""
+    *leading, own, rows, columns = array.shape
+    if own == heads:
+        return array
+    each = library.broadcast_to(array[..., None, :, :], (*leading, own, heads // own, rows, columns))
+    return each.reshape((*leading, heads, rows, columns))
 
 
 def _four_axes_of_mask(library: Any, mask: Any, leading: tuple[int, ...], inner: tuple[int, ...]) -> Any:
@@ -158,8 +171,3 @@ def _four_axes_of_mask(library: Any, mask: Any, leading: tuple[int, ...], inner:
     if all(each == 1 for each in outer[:-3]):
         return mask.reshape(shape[-3:])
     return library.broadcast_to(mask.reshape(outer), (*leading, *outer[-3:])).reshape((-1, *outer[-3:]))
-
-
-def _zeros(library: Any, query: Any, shape: tuple[int, ...]) -> Any:
-    where = {"device": query.device} if _torch_of(query) is not None else {}
-    return library.zeros(shape, dtype=query.dtype, **where)

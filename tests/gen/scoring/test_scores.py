@@ -113,3 +113,20 @@ def test_walks_begin_where_rows_begin_to_see(monkeypatch: pytest.MonkeyPatch) ->
     walks = walk_tiles(replace(problem, batch=3), 128, 64, 4, skips=False)
     # 128 rows see 255 keys, in tiles of 64 from 128 before the first row on; the first block 128.
     assert sorted(walk.tiles for walk in walks) == [2, *[4] * 7]
+
+
+@pytest.mark.parametrize(
+    ("mask", "dtype", "wide"),
+    [
+        ("k < lens[b]", "i64", True),
+        ("k >= lens[b]", "i64", True),
+        ("k < lens[b] or q >= k", "i64", True),
+        ("max(lens[b], q) % 2 == k % 2", "i64", True),
+        ("k < lens[b]", "i32", False),
+        ("lens[k] == q", "i64", False),
+    ],
+)
+def test_places_are_compared_with_integers_of_eight_bytes(mask: str, dtype: str, wide: bool) -> None:
+    """CUDA's min and max take no int beside a long long, so that kernels bring their own where these meet."""
+    scores = Problem(head_dim=16, scoring=Scoring(mask=mask, buffers=(("lens", dtype),))).scores
+    assert scores.compares_wide == wide

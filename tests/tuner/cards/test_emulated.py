@@ -125,6 +125,15 @@ def test_outputs_are_of_the_type_and_layout_of_q(dtype, layout):
     compare(o, lse, attention(q, k, v, scale=scale), v, build.kernel.problem, "case")
 
 
+def test_outputs_of_repeated_arrays_have_contiguous_rows():
+    build = plain("f16", 8, 24)
+    q, k, v, scale = make_inputs(Case(2, 4, 4, 9, 9), build.kernel.problem, np.random.default_rng(0))
+    q, k, v = (np.broadcast_to(x[:1], x.shape) for x in (q, k, v))
+    o, lse = SimRunner(CARD).attend(build, q, k, v, scale=scale, want_lse=True)
+    assert o.strides[3] == o.itemsize
+    compare(o, lse, attention(q, k, v, scale=scale), v, build.kernel.problem, "case")
+
+
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(
     ("fault", "complaint"),

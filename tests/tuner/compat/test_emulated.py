@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from flashgen import compat
@@ -52,6 +53,20 @@ def test_scaled_dot_product_attention() -> None:
         compat.scaled_dot_product_attention(Q, K, V, mask, enable_gqa=True),
         attended(Q, K, V, attn_mask=mask)[0],
     )
+
+
+@pytest.mark.parametrize("scale", [None, 1e-3])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_rows_of_the_least_numbers_are_means_in_16_bits_too(dtype: str, scale: float | None) -> None:
+    narrow = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    q, k, v = (x.astype(narrow) for x in (Q, K, V))
+    mask = np.zeros((20, 36), np.float32)
+    mask[3:5], mask[7, :30] = np.finfo(np.float32).min, np.finfo(np.float32).min
+    with compat.using(device="sim:a100"):
+        o = compat.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=True)
+    q, k, v = (x.astype(np.float32) for x in (q, k, v))
+    wanted, _ = attended(q, k, v, attn_mask=mask, scale=scale)
+    np.testing.assert_allclose(o.astype(np.float32), wanted, atol=1e-2)
 
 
 def test_flex_attention_reads_what_functions_captured() -> None:
@@ -117,6 +132,24 @@ def test_functions_of_tensors_have_captured_tensors() -> None:
     o = flex_attention.flex_attention(*map(torch.from_numpy, (Q, K, V)), block_mask=blocks, enable_gqa=True)
     seen = (documents[:20, None] == documents).numpy()
     near(o, attended(Q, K, V, attn_mask=seen)[0])
+
+
+def test_lengths_that_functions_captured_are_of_pytorchs_own_integers() -> None:
+    torch = pytest.importorskip("torch._C", reason="needs PyTorch") and __import__("torch")
+    lengths, far = torch.tensor([30]), torch.tensor([1 << 40])  # int64, as PyTorch makes integers
+
+    def kept(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return ((k < lengths[b]) & (k < far[b])) | (q >= k)
+
+    blocks = flex_attention.create_block_mask(kept, None, None, 20, 36)
+    o = flex_attention.flex_attention(*map(torch.from_numpy, (Q, K, V)), block_mask=blocks, enable_gqa=True)
+    near(o, attended(Q, K, V, attn_mask=np.broadcast_to(np.arange(36) < 30, (20, 36)))[0])
+    below = -far
+    blocks = flex_attention.create_block_mask(
+        lambda b, h, q, k: (k >= below[b]) & (k < below[b] + far[b] + 7), None, None, 20, 36
+    )
+    o = flex_attention.flex_attention(*map(torch.from_numpy, (Q, K, V)), block_mask=blocks, enable_gqa=True)
+    near(o, attended(Q, K, V, attn_mask=np.broadcast_to(np.arange(36) < 7, (20, 36)))[0])
 
 
 @pytest.mark.parametrize("batch", ["padded", "packed"])

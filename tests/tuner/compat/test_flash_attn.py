@@ -132,13 +132,27 @@ def test_packed_arrays_are_taken_apart(front: StandIn) -> None:
     assert (again == by_sequence).all()
 
 
+def test_rows_of_other_strides_are_copied(front: StandIn) -> None:
+    q, k, v = arrays(5, 7)
+    wanted = flash_attn.flash_attn_func(q, k, v)
+    turned = [np.ascontiguousarray(x.swapaxes(2, 3)).swapaxes(2, 3) for x in (q, k, v)]
+    assert turned[0].strides[3] != 4
+    assert (flash_attn.flash_attn_func(*turned) == wanted).all()
+    starts = np.array([0, 5], np.int32)
+    packed = flash_attn.flash_attn_varlen_func(
+        turned[0][0], turned[1][0, :5], turned[2][0, :5], starts, starts, 5, 5
+    )
+    np.testing.assert_allclose(packed, flash_attn.flash_attn_func(q[:1], k[:1, :5], v[:1, :5])[0], atol=1e-6)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", [(-1, -1), (1, 1)])
-def test_packed_sequences(front: StandIn, causal: bool, window: tuple[int, int]) -> None:
+@pytest.mark.parametrize("of_batch", [False, True])
+def test_packed_sequences(front: StandIn, causal: bool, window: tuple[int, int], of_batch: bool) -> None:
     starts_q, starts_k = np.array([0, 3, 3, 8], np.int32), np.array([0, 5, 6, 8], np.int32)
     q = RNG.standard_normal((8, 4, 8)).astype(np.float32)
     k, v = RNG.standard_normal((2, 8, 2, 8)).astype(np.float32)
-    slopes = RNG.random(4).astype(np.float32)
+    slopes = RNG.random((3, 4) if of_batch else 4).astype(np.float32)
     o, lse, _ = flash_attn.flash_attn_varlen_func(
         *(q, k, v, starts_q, starts_k, 5, 5),
         causal=causal,
@@ -149,7 +163,10 @@ def test_packed_sequences(front: StandIn, causal: bool, window: tuple[int, int])
     for i in range(3):
         rows, keys = (slice(*starts[i : i + 2]) for starts in (starts_q, starts_k))
         wanted, of_rows = flash_2(
-            q[rows], k[keys], v[keys], causal=causal, window_size=window, alibi_slopes=slopes
+            *(q[rows], k[keys], v[keys]),
+            causal=causal,
+            window_size=window,
+            alibi_slopes=slopes[i] if of_batch else slopes,
         )
         np.testing.assert_allclose(o[rows], wanted, atol=1e-6)
         np.testing.assert_allclose(lse[:, rows], of_rows, atol=1e-6)
@@ -218,13 +235,15 @@ def test_a_cache_in_pages(front: StandIn) -> None:
 def test_new_rows_are_told_of(front: StandIn, interleaved: bool) -> None:
     given = {"k": POOL[:2], "v": POOL[:2], "rotary_cos": POOL[0, :, 0], "rotary_sin": POOL[1, :, 0]}
     asks = {"cache_seqlens": USED, "cache_batch_idx": USED, "rotary_interleaved": interleaved}
-    # A window that hides no key still has queries rotated by their own places, as in flash-attn.
-    for window, by_place in (((-1, -1), False), ((-1, 3), True)):
+    # A window that hides no key still has queries rotated by their own places, as in flash-attn, unless it is
+    # as long as the caches, of four keys.
+    for window, by_place in (((-1, -1), False), ((-1, 3), True), ((3, -1), True), ((4, 4), False)):
         told = asked_of_cache(front, **given, **asks, window_size=window)
         assert all(told[name] is array for name, array in given.items())
         assert told["cache_seqlens"] is USED and told["cache_batch_idx"] is USED
         assert (told["rotary_by_place"], told["rotary_interleaved"]) == (by_place, interleaved)
         assert "window" not in told
+    assert asked_of_cache(front, **given, **asks, causal=True, window_size=(4, 4))["rotary_by_place"]
 
 
 @pytest.mark.parametrize(
@@ -232,11 +251,17 @@ def test_new_rows_are_told_of(front: StandIn, interleaved: bool) -> None:
     [
         ({"cache_leftpad": USED}, "cache_leftpad is given, and caches are read from their first slot"),
         ({"block_table": TABLE, "cache_batch_idx": USED}, "cache_batch_idx is given beside block_table"),
+        (
+            {"v_cache": POOL[:2].swapaxes(2, 3)},
+            "the last axis of v_cache is not contiguous, and caches are never copied",
+        ),
     ],
 )
 def test_what_caches_cannot_be_is_named(front: StandIn, asked: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        flash_attn.flash_attn_with_kvcache(np.zeros((2, 1, 4, 8), np.float32), POOL[:2], POOL[:2], **asked)
+        flash_attn.flash_attn_with_kvcache(
+            np.zeros((2, 1, 4, 8), np.float32), **{"k_cache": POOL[:2], "v_cache": POOL[:2]} | asked
+        )
     assert not front.asked
 
 
@@ -311,6 +336,105 @@ def test_flash_attention_3_reads_caches_by_its_own_names(
         flash_attn_interface.flash_attn_with_kvcache(q, POOL, POOL, qv=q)
     with pytest.raises(ValueError, match="cu_seqlens_q is given without max_seqlen_q"):
         flash_attn_interface.flash_attn_with_kvcache(q, POOL, POOL, cu_seqlens_q=starts)
+
+
+def test_flash_attention_3_rotates_queries_by_its_own_windows(front: StandIn) -> None:
+    given = {"k": POOL[:2], "v": POOL[:2], "rotary_cos": POOL[0, :, 0], "rotary_sin": POOL[1, :, 0]}
+    given |= {"q": np.zeros((2, 3, 4, 8), np.float32), "k_cache": POOL[:2], "v_cache": POOL[:2]}
+    # Of three rows and four keys; chunks are windows, too.
+    for asked, by_place in (
+        ({}, False),
+        ({"window_size": (-1, 1)}, True),
+        ({"window_size": (-1, 2)}, False),
+        ({"window_size": (2, -1)}, True),
+        ({"window_size": (3, -1)}, False),
+        ({"causal": True}, True),
+        ({"attention_chunk": 9}, True),
+    ):
+        with pytest.raises(NotImplementedError):
+            flash_attn_interface.flash_attn_with_kvcache(**given, cache_seqlens=USED, **asked)
+        assert front.last["rotary_by_place"] == by_place, asked
+
+
+def test_flash_attention_3_has_infinity_where_there_is_no_key_at_all(front: StandIn) -> None:
+    q, k, v = arrays(3, 0)
+    o, lse = flash_attn_interface.flash_attn_func(q, k, v, return_attn_probs=True)
+    assert (lse == np.inf).all() and lse.shape == (2, 4, 3) and (o == 0).all()
+    assert (flash_attn_interface.flash_attn_func(q, k, v) == 0).all()
+    starts, none = np.array([0, 1, 3], np.int32), np.zeros(3, np.int32)
+    o, lse = flash_attn_interface.flash_attn_varlen_func(
+        q[0], k[0], v[0], starts, none, 2, 0, return_attn_probs=True
+    )
+    assert (lse == np.inf).all() and lse.shape == (4, 3) and (o == 0).all()
+
+
+def test_flash_attention_3_takes_all_three_in_one_array(front: StandIn) -> None:
+    q, k, v = arrays(5, 5)
+    asked = {"window_size": (2, 1), "softcap": 2.0, "attention_chunk": 3, "return_attn_probs": True}
+    wanted, of_rows = flash_attn_interface.flash_attn_func(q, k, v, 0.5, True, **asked)
+    heads = np.concatenate([q, k, v], axis=2)
+    o, lse = flash_attn_interface.flash_attn_qkvpacked_func(heads, 0.5, True, num_heads_q=4, **asked)
+    assert (o == wanted).all() and (lse == of_rows).all()
+    three = np.stack([q, q + 1, q - 1], axis=2)
+    assert (
+        flash_attn_interface.flash_attn_qkvpacked_func(three)
+        == flash_attn_interface.flash_attn_func(q, q + 1, q - 1)
+    ).all()
+    for array, count, told in (
+        (heads, None, "num_heads_q is None, and qkv has 8 heads"),
+        (heads, 3, "num_heads_q is 3, and qkv has 8 heads: those behind num_heads_q must be as many of keys"),
+        (heads, 8, "num_heads_q is 8"),
+        (three[:, :, :2], None, r"qkv has the shape \(2, 5, 2, 4, 8\); it must be \(batch, seqlen, 3, heads"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            flash_attn_interface.flash_attn_qkvpacked_func(array, num_heads_q=count)
+    with pytest.raises(ValueError, match="v_descale is given, and no kernel"):
+        flash_attn_interface.flash_attn_qkvpacked_func(three, v_descale=q)
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_flash_attention_3_merges_what_parts_of_the_keys_gave(front: StandIn, library: str) -> None:
+    q, k, v = arrays(4, 9)
+    asked = {"causal": True, "return_attn_probs": True}
+    wanted, of_rows = flash_attn_interface.flash_attn_func(q, k, v, **asked)
+    parts = []
+    for keys in (slice(0, 3), slice(3, 9), slice(3, 3)):
+        # Of the mask the last part alone knows: rows see all of the first, and of none nothing.
+        told = asked if keys.start else {"return_attn_probs": True}
+        parts.append(flash_attn_interface.flash_attn_func(q, k[:, keys], v[:, keys], **told))
+    o, lse = (np.stack(each) for each in zip(*parts, strict=True))
+    lse[2], o[2] = -np.inf, np.nan
+    lse[:, 0, 1, 2] = -np.inf
+    lse = lse.swapaxes(2, 3)
+    given: Any = (o, lse)
+    half: Any = np.float16
+    if library == "torch":
+        torch = pytest.importorskip("torch", reason="needs PyTorch")
+        given, half = tuple(map(torch.from_numpy, given)), torch.float16
+    merged, of_merged = flash_attn_interface.flash_attn_combine(*given)
+    found, of_found = np.asarray(merged).copy(), np.asarray(of_merged).copy()
+    assert (found[0, 2, 1] == 0).all() and of_found[0, 2, 1] == -np.inf
+    found[0, 2, 1], of_found[0, 2, 1] = wanted[0, 2, 1], of_rows[0, 1, 2]
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+    np.testing.assert_allclose(of_found, of_rows.swapaxes(1, 2), atol=1e-6)
+    assert merged.dtype == given[0].dtype
+    narrow, _ = flash_attn_interface.flash_attn_combine(*given, out_dtype=half)
+    assert narrow.dtype == half
+    out = merged * 0
+    same, _ = flash_attn_interface.flash_attn_combine(*given, out)
+    assert same is out and bool((out == merged).all())
+    with pytest.raises(ValueError, match=r"out_partial has the shape .* and lse_partial \(3, 2, 4, 4\)"):
+        flash_attn_interface.flash_attn_combine(given[0][:, :, :3], given[1])
+
+
+def test_nothing_is_scheduled_ahead(front: StandIn) -> None:
+    told = flash_attn_interface.get_scheduler_metadata(2, 1, 64, 4, 2, 8, USED, page_size=4, causal=True)
+    assert told.shape == (0,) and told.dtype == np.int32
+    with pytest.raises(NotImplementedError):
+        flash_attn_interface.flash_attn_with_kvcache(
+            np.zeros((2, 3, 4, 8), np.float32), POOL[:2], POOL[:2], scheduler_metadata=told
+        )
+    assert "scheduler_metadata" not in front.last
 
 
 # ---- torch

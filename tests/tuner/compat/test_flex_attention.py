@@ -154,6 +154,25 @@ def test_a_mask_is_made_of_a_function_of_four() -> None:
         ours.create_block_mask(lambda score, b, h, q, k: score, 1, 1, 4, 4)
 
 
+def test_a_function_may_have_values_for_more_arguments(front: StandIn) -> None:
+    def near(b: Any, h: Any, q_idx: Any, kv_idx: Any, most: int = 3) -> Any:
+        return abs(q_idx - kv_idx) < most
+
+    def scaled(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any, by: float = 2.0) -> Any:
+        return score * by
+
+    mask = ours.create_block_mask(near, None, None, ROWS, KEYS)
+    seen = abs(np.arange(ROWS)[:, None] - np.arange(KEYS)) < 3
+    q, k, v = arrays()
+    np.testing.assert_allclose(
+        ours.flex_attention(q, k, v, scaled, mask),
+        plain(q, k, v, seen, lambda score, *at: score * 2)[0],
+        atol=1e-6,
+    )
+    assert (np.asarray(ours.create_mask(near, None, None, ROWS, KEYS))[0, 0] == seen).all()
+    assert (np.asarray(ours.create_mask(scaled, None, None, 2, 3)) == 0).all()
+
+
 # ---- beside PyTorch
 
 FUNCTIONS = {
@@ -223,6 +242,17 @@ def test_blocks_of_pytorchs_masks_count_where_they_say_more_than_the_function(fr
     first = front.last["mask"]
     ours.flex_attention(q, k, v, block_mask=made)
     assert front.last["mask"] is first, "made once"
+
+
+def test_pytorch_makes_masks_of_flashgens_functions(front: StandIn) -> None:
+    pytest.importorskip("torch", reason="needs PyTorch")
+    theirs = pytest.importorskip("torch.nn.attention.flex_attention", reason="needs FlexAttention")
+    joined = ours.and_masks(causal, ours.noop_mask)
+    for mask, sparsity in ((ours.noop_mask, 0), (joined, 37.5)):
+        made = theirs.create_block_mask(mask, None, None, 64, 64, device="cpu", BLOCK_SIZE=16)
+        assert made.sparsity() == sparsity
+        ours.flex_attention(*arrays(64, 64), block_mask=made)
+    assert "mask" not in front.asked[0] and front.last["mask"] is joined
 
 
 def test_a_part_of_a_pytorch_mask_has_lost_its_function(front: StandIn) -> None:

@@ -38,6 +38,8 @@ CALLS: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "causal, as many": (arrays((2, 3, 5), (2, 3, 5)), {"is_causal": True}),
     "causal, more rows": (arrays((2, 3, 7), (2, 3, 4)), {"is_causal": True}),
     "heads that share": (arrays((2, 6, 5), (2, 3, 7)), {"enable_gqa": True}),
+    "heads that share, others of values": (arrays((2, 6, 5), (2, 3, 7), (2, 2, 7)), {"enable_gqa": True}),
+    "heads that share, one of values": (arrays((2, 4, 5), (2, 2, 7), (2, 1, 7)), {"enable_gqa": True}),
     "one head of keys": (arrays((2, 6, 5), (2, 1, 7)), {}),
     "one head of keys, causal": (arrays((2, 6, 5), (2, 1, 7)), {"is_causal": True}),
     "one head of keys, many of values": (arrays((2, 6, 5), (2, 1, 7), (2, 6, 7)), {}),
@@ -57,6 +59,10 @@ CALLS: dict[str, tuple[list[Any], dict[str, Any]]] = {
         {"attn_mask": RNG.standard_normal((3, 5, 7)).astype(np.float32)},
     ),
     "no keys": (arrays((2, 3, 5), (2, 3, 0)), {}),
+    "no keys, five axes, a mask": (
+        arrays((2, 1, 3, 5), (2, 1, 3, 0)),
+        {"attn_mask": masked((2, 1, 1, 5, 0))},
+    ),
     "no rows": (arrays((2, 3, 0), (2, 3, 5)), {}),
     "no batch": (arrays((0, 3, 4), (0, 3, 5)), {}),
 }
@@ -97,6 +103,15 @@ def test_numpy_arrays_are_taken_alike(front: StandIn, name: str) -> None:
     wanted = np.einsum("...ij,...jf->...if", weights / np.where(total > 0, total, 1), v)
     assert found.shape == wanted.shape[-rank:]
     np.testing.assert_allclose(found, wanted.reshape(found.shape), atol=1e-5)
+
+
+def test_what_has_nothing_to_compute_has_gradients(front: StandIn) -> None:
+    torch = pytest.importorskip("torch", reason="needs PyTorch")
+    for shapes in (((2, 3, 5), (2, 3, 0)), ((2, 3, 0), (2, 3, 5))):
+        tensors = [torch.from_numpy(x).requires_grad_() for x in arrays(*shapes)]
+        scaled_dot_product_attention(*tensors).sum().backward()
+        assert all(x.grad.shape == x.shape and bool((x.grad == 0).all()) for x in tensors)
+    assert not front.asked
 
 
 def test_what_is_asked_is_what_kernels_do_best(front: StandIn) -> None:
@@ -198,18 +213,31 @@ def test_the_least_numbers_hide_nothing_by_themselves(front: StandIn, dtype: Any
     scaled_dot_product_attention(*arrays((1, 1, 2), (1, 1, 2)), attn_mask=mask)
     told = front.last["attn_mask"]
     assert told.dtype == dtype and told[0, 0] == 0.5 and (told[:, 1] == -np.inf).all()
-    assert -3e38 < float(told[1, 0]) < -6e4 and (mask[1, 0] == told[1, 0]) == (dtype is np.float16)
+    assert -1.1e30 < float(told[1, 0]) < -6e4 and (mask[1, 0] == told[1, 0]) == (dtype is np.float16)
 
 
 def test_masks_that_layers_share_are_looked_at_once(front: StandIn) -> None:
     torch = pytest.importorskip("torch", reason="needs PyTorch")
     mask = torch.full((2, 2), torch.finfo(torch.float32).min)
     made = within_reach(mask)
-    assert within_reach(mask) is made and bool((made == -2e38).all())
+    assert within_reach(mask) is made and bool((made == -1e30).all())
     mask[0, 0] = -torch.inf
     assert within_reach(mask)[0, 0] == -torch.inf and within_reach(mask)[0, 1] == made[0, 1]
     truths = mask > 0
     assert within_reach(truths) is truths
+
+
+def test_masks_made_without_any_thought_of_gradients_are_served(front: StandIn) -> None:
+    """Under inference_mode tensors do not tell when they are changed: such a mask is looked at each time."""
+    torch = pytest.importorskip("torch", reason="needs PyTorch")
+    with torch.inference_mode():
+        q, k, v = (torch.from_numpy(x).clone() for x in arrays((1, 2, 3), (1, 2, 4)))
+        mask = torch.zeros(3, 4)
+        for hidden in (0, 1):
+            mask[:, hidden] = -torch.inf
+            wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask)
+            np.testing.assert_allclose(scaled_dot_product_attention(q, k, v, mask), wanted, atol=1e-5)
+        assert len(front.asked) == 2
 
 
 def test_models_that_call_pytorchs_name_call_kernels(

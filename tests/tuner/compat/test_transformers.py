@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -125,16 +126,13 @@ def test_overlays_are_made_as_masks_of_all_pairs(transformers: Any, front: Stand
     config = transformers.LlamaConfig(**TINY)
     config._attn_implementation = "flashgen"
     embedded = torch.zeros(2, 6, 32)
-    told = {"config": config, "attention_mask": None, "past_key_values": None}
-    name = (
-        "inputs_embeds"
-        if "inputs_embeds" in masking_utils.create_causal_mask.__code__.co_varnames
-        else "input_embeds"
-    )
-    assert masking_utils.create_causal_mask(**told, **{name: embedded}) is None
-    made = masking_utils.create_causal_mask(
-        **told, **{name: embedded}, or_mask_function=lambda b, h, q, k: k < 3
-    )
+    taken = inspect.signature(masking_utils.create_causal_mask).parameters
+    # Versions have other names for them.
+    told = {"inputs_embeds": embedded, "input_embeds": embedded, "cache": None, "past_key_values": None}
+    told = {name: value for name, value in told.items() if name in taken}
+    told |= {"config": config, "attention_mask": None}
+    assert masking_utils.create_causal_mask(**told) is None
+    made = masking_utils.create_causal_mask(**told, or_mask_function=lambda b, h, q, k: k < 3)
     assert made.shape == (2, 1, 6, 6) and made.dtype is torch.bool
     assert (made[0, 0] == (torch.ones(6, 6, dtype=torch.bool).tril() | (torch.arange(6) < 3))).all()
 
