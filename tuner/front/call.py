@@ -14,7 +14,7 @@ from .asked import Formula
 from .attend import Call, attend
 from .bound import Bound, bound_of
 from .fallback import by_torch, check_fallback
-from .legal import are_alike, check_kept, flag, numbers_of, scale_of
+from .legal import are_alike, check_kept, check_scales, flag, numbers_of, scale_of
 from .table import NotMade
 from .whole_columns import WHOLE, filled_up, first_columns
 
@@ -162,6 +162,7 @@ def attention(
     return_lse = return_lse if type(return_lse) is bool else flag("return_lse", return_lse)
     wait = wait if type(wait) is bool else flag("wait", wait)
     check_kept(lists)
+    check_scales(q, scales)
     named: dict[str, Any] = {}
     for name, value in (
         ("window", window),

@@ -19,6 +19,8 @@ from ...templates.runtime.scored_values import TileLists, _is_pair
 
 #: Masks and changes of scores that are integers, and the least of each.
 _LEAST = {"chunk": 1, "dilation": 1, "always": 0}
+#: The types of arrays that come without scales.
+_WITHOUT_SCALES = ("float32", "float16", "bfloat16")
 #: What needs no look: a number as it should be.
 _PLAIN = (int, float)
 
@@ -101,6 +103,19 @@ def flag(name: str, value: Any) -> bool:
     if isinstance(value, bool | np.bool_):
         return bool(value)
     raise TypeError(f"{name} is {value!r}; it must be True or False")
+
+
+def check_scales(q: Any, scales: Any) -> None:
+    """Raises TypeError for scales that are not three numbers, or are told of arrays that come without."""
+    if scales is None:
+        return
+    if not isinstance(scales, tuple | list) or len(scales) != 3:
+        raise TypeError(f"scales is {scales!r}; pass three numbers, (of_q, of_k, of_v)")
+    for each in scales:
+        _float("one of scales", each)
+    dtype = str(getattr(q, "dtype", "")).removeprefix("torch.")
+    if dtype in _WITHOUT_SCALES:
+        raise TypeError(f"scales= is taken with float8_e4m3fn alone, and q is {dtype}: leave it out")
 
 
 def check_kept(lists: Any, plan: Any = None) -> None:

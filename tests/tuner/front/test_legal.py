@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 import flashgen
+import ml_dtypes
 import numpy as np
 import pytest
 from flashgen.tuner.errors import FlashgenError
@@ -162,6 +163,19 @@ def test_queries_beside_a_cache_are_told_of_by_keyword(told, text):
     q, slots = caches()
     with pytest.raises(TypeError, match=text):
         flashgen.attention_with_cache(q, *slots, layout="bshd", device=CARD, **told)
+
+
+def test_what_no_kernel_serves_is_told_without_the_command_line():
+    eight = [x.astype(ml_dtypes.float8_e4m3fn) for x in arrays()]
+    with pytest.raises(ValueError, match="pass arrays of another type, or take another card") as refused:
+        flashgen.attention(*eight, scales=(1, 1, 1), device=CARD)
+    assert "--" not in str(refused.value)
+    with pytest.raises(
+        TypeError, match="scales= is taken with float8_e4m3fn alone, and q is float32: leave it"
+    ):
+        flashgen.attention(*arrays(), scales=(1, 1, 1), device=CARD)
+    with pytest.raises(TypeError, match=r"scales is 3; pass three numbers, \(of_q, of_k, of_v\)"):
+        flashgen.attention(*eight, scales=3, device="sim:h200")
 
 
 # ---- arrays that lie oddly
