@@ -16,7 +16,7 @@ from .attend import serving
 from .bound import bound_of
 from .card import check_card
 from .host_tensors import as_arrays, as_tensor
-from .legal import check_kept, check_scales, check_told, flag, scale_of
+from .legal import check_kept, check_scales, check_told, flag, own_integer, scale_of
 from .libraries import shape_of
 from .new_rows import Cache, NewRows
 
@@ -113,6 +113,7 @@ def attention_with_cache(
         )
         return tuple(as_tensor(torch, x) for x in found) if return_lse else as_tensor(torch, found)
     causal, return_lse, scale = flag("causal", causal), flag("return_lse", return_lse), scale_of(scale)
+    max_seqlen_q, max_seqlen_k = own_integer(max_seqlen_q), own_integer(max_seqlen_k)
     check_kept(None, plan)
     check_scales(q, scales)
     named = {"window": window, "softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes}

@@ -96,8 +96,8 @@ class EmulatedGradients(Gradients):
 
 def dense(x: np.ndarray) -> np.ndarray:
     """Returns an array as it would lie on a card, where numpy's are copied: without gaps, in the order of its
-    axes."""
-    return np.ascontiguousarray(x)
+    axes, those of one entry among them, whose strides numpy lets be anything."""
+    return x.copy(order="C")
 
 
 def lse_of_nothing(rows: Sequence[int], values: Mapping[str, Any]) -> np.ndarray:

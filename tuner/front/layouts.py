@@ -56,7 +56,7 @@ class EmulatedLayout(EmulatedAttention):
 
     def _told(self, layout: Any, beside: Any) -> dict[str, Any]:
         """What tells of the sequences."""
-        return dict(beside.arrays)
+        return {name: dense(x) for name, x in beside.arrays.items()}
 
     def _put(self, layout: Any, o: np.ndarray, out: np.ndarray) -> bool:
         """Writes outputs of batches where the call has them; False where they are packed."""

@@ -93,6 +93,11 @@ def _own(value: Any) -> Any:
     return value
 
 
+def own_integer(value: Any) -> Any:
+    """Returns an integer of numpy's as Python's, and everything else as it is."""
+    return int(value) if isinstance(value, np.integer) else value
+
+
 def scale_of(scale: Any) -> float | None:
     """Returns a scale as Python's number; None for none. Raises TypeError for what is none."""
     return scale if scale is None or type(scale) in _PLAIN else _float("scale", scale)

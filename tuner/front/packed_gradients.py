@@ -60,7 +60,7 @@ class _EmulatedSequences(Gradients):
             for name, x in zip("qkv", arrays[:3], strict=True)
         )
         table.check_shapes(query, key, value)
-        values = dict(read.sequences.arrays)
+        values: dict[str, Any] = {name: dense(x) for name, x in read.sequences.arrays.items()}
         if read.scoring is not None:
             values |= as_read(read.scoring, table.sizes(query, key, layout))
         if 0 in (arrays[0].size, arrays[1].size, layout.batch, layout.max_seqlen_q, layout.max_seqlen_k):

@@ -65,7 +65,10 @@ class _EmulatedPages(EmulatedLayout):
 
     def _told(self, layout: Any, beside: Any) -> dict[str, Any]:
         # Without numbers of their own all sequences have the most.
-        return {"seqused_k": np.full(layout.batch, layout.max_seqlen_k, np.int32), **beside.arrays}
+        return {
+            "seqused_k": np.full(layout.batch, layout.max_seqlen_k, np.int32),
+            **super()._told(layout, beside),
+        }
 
     def _put(self, layout: Any, o: np.ndarray, out: np.ndarray) -> bool:
         if layout.queries == _PACKED_QUERIES:

@@ -14,7 +14,7 @@ from .bound import Bound, bound_of
 from .card import check_card
 from .host_gradients import attend_differentiably, derived_of
 from .host_tensors import as_arrays, as_tensor
-from .legal import check_kept, check_scales, check_told, flag, scale_of
+from .legal import check_kept, check_scales, check_told, flag, own_integer, scale_of
 
 
 def attention_varlen(
@@ -60,6 +60,7 @@ def attention_varlen(
     """
     told = {"window": window, "softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes}
     causal, return_lse, scale = flag("causal", causal), flag("return_lse", return_lse), scale_of(scale)
+    max_seqlen_q, max_seqlen_k = own_integer(max_seqlen_q), own_integer(max_seqlen_k)
     check_kept(lists, plan)
     check_scales(q, scales)
     named, read, bias_name = named_apart(told, values)

@@ -17,6 +17,7 @@ from flashgen.tuner.front.workshop import Workshop
 from tests.support.emulated import needs_compiler
 from tests.tuner.front.test_attention import CARD, KEYS, ROWS, D, arrays, assert_near, expected
 from tests.tuner.front.test_cached import LENGTHS, caches, paged
+from tests.tuner.front.test_cached import wanted as by_sequence
 
 OTHER_BYTES = ">" if sys.byteorder == "little" else "<"
 
@@ -195,9 +196,31 @@ def test_arrays_may_lie_as_they_like():
     assert found is made
     assert_near(found, wanted)
     assert_near(flashgen.attention(read_only, k, v, device=CARD), wanted)
+    steps = (q.strides[0] + q.itemsize, *q.strides[1:])  # of one batch, which nobody steps by
+    odd = np.lib.stride_tricks.as_strided(q, q.shape, steps, writeable=False)
+    assert_near(flashgen.attention(odd, k, v, device=CARD), wanted)
     shared = [np.broadcast_to(x[:, :1], (3, *x.shape[1:])) for x in (k, v)]
     found = flashgen.attention(np.broadcast_to(q, (3, *q.shape[1:])), *shared, device=CARD)
     assert_near(found[2], expected(q, k[:, :1].repeat(2, 1), v[:, :1].repeat(2, 1)).o[0])
+
+
+@needs_compiler
+@pytest.mark.thorough
+def test_lengths_and_tables_may_lie_as_they_like_and_be_numbers_of_numpy():
+    q, slots = caches()
+    pages, table = paged(slots)
+    told = {"layout": "bshd", "device": CARD}
+    used = np.array(LENGTHS, np.int32).repeat(2)[::2]
+    wide = table.repeat(2, 1)[:, ::2]
+    given = {"page_table": wide, "seqused_k": used, **told}
+    exact = by_sequence(q, slots)
+    assert_near(flashgen.attention_with_cache(q, *pages, **given), exact)
+    given = {"cu_seqlens_q": np.array([0, 3, 6], np.int32), "max_seqlen_q": np.int64(3), **given}
+    o = flashgen.attention_with_cache(q.reshape(6, 4, D), *pages, max_seqlen_k=np.int64(48), **given)
+    assert_near(o.reshape(q.shape), exact)
+    x, y = (np.ones((9, 2, D), np.float32) * n for n in (1, 3))
+    longest = {"max_seqlen_q": np.int32(5), "max_seqlen_k": np.int64(5)}
+    assert_near(flashgen.attention_varlen(x, x, y, STARTS, STARTS, **longest, device=CARD), y)
 
 
 def test_an_output_that_overlaps_itself_is_refused():
