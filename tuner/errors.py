@@ -31,7 +31,15 @@ class UsageError(FlashgenError):
 
 
 class NotServed(FlashgenError):
-    """Nothing computes this problem on this card; of several problems, others may go on."""
+    """Nothing computes this problem on this card; of several problems, others may go on.
+
+    ``told`` says so and why, without the ``way_out``, which who calls from elsewhere than the command line
+    knows by other names.
+    """
+
+    def __init__(self, told: str, way_out: str = "") -> None:
+        super().__init__(f"{told}; {way_out}" if way_out else told)
+        self.told = told
 
 
 def checked(make: Callable[[], T]) -> T:

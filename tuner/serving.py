@@ -67,6 +67,6 @@ def none_serves(problem: Problem, limits: DeviceLimits, reasons: Mapping[str, st
         for family, reason in reasons.items()
     )
     return NotServed(
-        f"no kernel family serves {problem.name} on {limits.name} ({limits.sm}): {told}; choose another "
-        "--dtype, --precision or card"
+        f"no kernel family serves {problem.name} on {limits.name} ({limits.sm}): {told}",
+        "choose another --dtype, --precision or card",
     )

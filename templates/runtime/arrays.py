@@ -186,6 +186,11 @@ class _Buffer:
     `dtype` what they are."""
 
     def __init__(self, shape: tuple[int, ...], host_type: np.dtype[Any], dtype: str) -> None:
+        if not host_type.isnative:
+            raise TypeError(
+                f"an array is {host_type.str}, whose bytes stand in another order than the GPU's: pass "
+                f"x.astype({host_type.newbyteorder('=').name!r})"
+            )
         self.shape, self.host_type, self.dtype_name = shape, host_type, dtype
         self.nbytes = host_type.itemsize * math.prod(shape)
         address = ctypes.c_void_p()

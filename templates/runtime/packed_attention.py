@@ -132,7 +132,7 @@ class _SequenceAttention:
         """`operator` names the kernel among torch's operators."""
         (self.tuned,) = self.kernels = tuple(kernels)
         if isinstance(self.tuned, Scored):
-            for name in ("named", "keywords", "required", "reads", "numbers", "integers", "exact"):
+            for name in ("named", "keywords", "called", "required", "reads", "numbers", "integers", "exact"):
                 getattr(self.tuned, name)  # torch.compile reads what is there, and makes none of them
         self._group = Attention.__new__(Attention)
         self._group._serve_by(tensors(table(self.kernels), operator, _default_mask(kernels)))

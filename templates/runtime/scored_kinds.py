@@ -78,7 +78,7 @@ class _Alike(Generic[_Group]):
     ) -> None:
         """`make` makes what serves by kernels, for numbers near those, under such a name."""
         self.kernels, self.first = kernels, kernels[0]
-        for name in ("named", "keywords", "required", "reads", "numbers", "integers", "exact"):
+        for name in ("named", "keywords", "called", "required", "reads", "numbers", "integers", "exact"):
             getattr(self.first, name)  # torch.compile reads what is there, and makes none of them
         tuned_for = list(dict.fromkeys(tuple(each.scalars.values()) for each in kernels))
         self.groups = {

@@ -136,6 +136,12 @@ class Scored(Tuned):
         return self.named | {each: (each,) for each in own}
 
     @functools.cached_property
+    def called(self) -> dict[str, str]:
+        """What callers call arrays whose keyword is another than their own name."""
+        alone = {each: parts[0] for each, parts in self.keywords.items() if len(parts) == 1}
+        return {name: each for each, name in alone.items() if name != each}
+
+    @functools.cached_property
     def required(self) -> tuple[str, ...]:
         """The keywords of arrays, which have no defaults."""
         return tuple(each for each, parts in self.keywords.items() if parts[0] in self.buffers)
@@ -238,6 +244,7 @@ class _Asked(_Beside):
         self.whole: tuple[str, ...] = ()
         """The arrays that go to the GPU with all that they repeat."""
         self.tuned, self.scalars, self.arrays, self.sizes = tuned, scalars, arrays, sizes
+        self.called = tuned.called
 
     def numbers(self, plan: _Plan, q: Any, may_make: bool) -> tuple[float, ...]:
         """Returns addresses, strides, sizes and numbers in the order of the kernel's arguments."""
@@ -257,7 +264,8 @@ class _Asked(_Beside):
         streams = set()
         arrays = self.buffers(may_make)
         for name, buffer in self.tuned.buffers.items():
-            placed = _place(name, arrays[name], buffer, name in self.tuned.exact, plan, may_make)
+            called = self.called.get(name, name)
+            placed = _place(called, arrays[name], buffer, name in self.tuned.exact, plan, may_make)
             values[name] = placed.address
             values |= {f"{name}_stride_{axis}": step for axis, step in enumerate(placed.strides)}
             values |= {f"{name}_size_{axis}": length for axis, length in enumerate(placed.shape)}
@@ -306,7 +314,8 @@ class _Asked(_Beside):
         for name, array in self.buffers().items():
             if not isinstance(array, np.ndarray):
                 raise TypeError(
-                    f"q is a numpy array, but {name} a {_kind(array)}; pass arrays of one library"
+                    f"q is a numpy array, but {self.called.get(name, name)} a {_kind(array)}; pass arrays of "
+                    "one library"
                 )
             once = tuple(slice(0, 1) if step == 0 else slice(None) for step in array.strides[:-1])
             short = array[once] if array.size and name not in self.whole else array
@@ -533,14 +542,14 @@ def _document_bounds(ids: Any, rows: int, keys: int) -> tuple[Any, Any]:
     library: Any = importlib.import_module(_library(ids))
     if library is np and bool((ids[..., 1:] < ids[..., :-1]).any()):
         raise ValueError(
-            "documents are not sorted; for ids in any order make a kernel with "
-            "--mask 'doc[b, q] == doc[b, k]'"
+            "documents are not sorted; ids in any order are what the mask 'doc[b, q] == doc[b, k]' reads"
         )
     places = library.clip(library.arange(keys - rows, keys), 0, None)
     bounds = []
+    batch = math.prod(shape[:-1])
     for side in ("left", "right"):
-        found = [
-            library.searchsorted(row, row[places] if keys else row, side) for row in ids.reshape(-1, keys)
-        ]
-        bounds.append(library.stack(found).astype(library.int32))
+        found = library.zeros((batch, rows), library.int32)
+        for at, row in enumerate(ids.reshape(batch, keys) if keys else ()):
+            found[at] = library.searchsorted(row, row[places], side)
+        bounds.append(found)
     return bounds[0], bounds[1]

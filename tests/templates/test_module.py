@@ -184,6 +184,17 @@ def test_numpy_of_any_layout_and_into_out(module: Any, driver: Driver) -> None:
     assert driver.launches()[1].stream == 0x60
 
 
+@pytest.mark.parametrize("name", ["q", "k", "v", "out"])
+def test_numpy_of_other_machines_bytes_is_refused(module: Any, driver: Driver, name: str) -> None:
+    before = driver.library.fake_num_allocated()
+    arrays = {each: host(2, 4, 9, D) for each in ("q", "k", "v", "out")}
+    swapped = arrays[name].dtype.newbyteorder()
+    arrays[name] = arrays[name].astype(swapped)
+    with pytest.raises(TypeError, match=rf"is {swapped.str}, whose bytes .* pass x\.astype\('float32'\)"):
+        module.attention(**arrays)
+    assert driver.library.fake_num_allocated() == before
+
+
 def test_numpy_memory_is_freed_when_the_gpu_is_full(
     module: Any, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -186,7 +186,7 @@ def test_documents_are_searched_where_they_lie(driver: Driver, tmp_path: Path, a
                 module.attention(*arrays, documents=documents).astype(float),
                 wanted(scoring, arrays, values).o,
             )
-    with pytest.raises(ValueError, match=r"not sorted; .*--mask 'doc\[b, q\] == doc\[b, k\]'"):
+    with pytest.raises(ValueError, match=r"not sorted; .* mask 'doc\[b, q\] == doc\[b, k\]'"):
         module.attention(*arrays, documents=ids[:, ::-1])
     with pytest.raises(ValueError, match=r"documents have the shape \(2, 36\), but must be \(batch, 37\)"):
         module.attention(*arrays, documents=ids[:, 1:])

@@ -11,6 +11,7 @@ from ...gen.scoring.asked import PLAIN, Scoring
 from ...gen.scoring.traced import traced_scoring
 from ...templates.runtime.scored_kinds import _either
 from ...templates.runtime.scored_values import _BUFFER_DTYPES, _BUFFER_TYPESTRS, _is_pair
+from .legal import check_reach, numbers_of
 
 #: What a kernel is chosen for where a call's arrays say how much there is, and may lie on a card: the keys
 #: that all rows see, the documents.
@@ -25,6 +26,19 @@ _TYPESTRS = {"<f4": "float32", "<f2": "float16", **_BUFFER_TYPESTRS}
 
 #: Masks and changes of scores that have names, and no place in the signatures of packed sequences and caches.
 _BY_VALUE = ("always", "chunk", "prefix", "lengths", "documents", "dilation", "tree", "bias")
+
+#: The types of arrays that masks and changes of scores read, by their names.
+_READ_DTYPES = {
+    "sinks": ("float32",),
+    "alibi_slopes": ("float32",),
+    "prefix": ("int32",),
+    "lengths": ("int32",),
+    "tree": ("int64",),
+    "bias": ("float32", "float16", "bfloat16", "bool", "uint8"),
+    "documents": ("int32", "int64", "int16", "int8", "uint8", "uint16", "uint32", "uint64"),
+}
+#: Of documents that are told by where each row's begins and ends.
+_BOUNDS_DTYPES = ("int32",)
 
 #: A function as FlexAttention takes it, or its text.
 Formula = Callable[..., Any] | str
@@ -42,9 +56,10 @@ def asked_of(
     mask: Formula | None,
     score: Formula | None,
     values: Mapping[str, Any],
+    bias_name: str = "bias",
 ) -> Asked:
     """Returns what a call asks: ``named`` are the masks and changes that have names, without those that are
-    None, ``values`` what texts read.
+    None, ``values`` what texts read. ``bias_name`` is what the caller calls the bias.
 
     Raises TypeError and ValueError for what has no meaning.
     """
@@ -60,6 +75,9 @@ def asked_of(
         raise TypeError(
             f"{next(iter(values))}= is no argument of attention, and no text of mask= or score= reads it"
         )
+    for name in named:
+        if name in _READ_DTYPES:
+            _check_read(name, bias_name if name == "bias" else name, named[name])
     traced = traced_scoring(**{name: each for name, each in functions.items() if callable(each)})
     told = {**named, **traced.values, **values}
     buffers, scalars = dict(traced.scoring.buffers), dict(traced.scoring.scalars)
@@ -80,15 +98,18 @@ def asked_of(
 
 def named_apart(
     named: Mapping[str, Any], values: Mapping[str, Any]
-) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Returns the masks and changes that have names, without those that are None, and what texts read, of a
-    call in whose signature some are ``named`` and others are among ``values``, the bias by either of its
-    names. Raises TypeError for a bias that is passed twice."""
+) -> tuple[Mapping[str, Any], Mapping[str, Any], str]:
+    """Returns the masks and changes that have names, without those that are None, what texts read, and what
+    the caller calls the bias, of a call in whose signature some are ``named`` and others are among
+    ``values``, the bias by either of its names. Raises TypeError for a bias that is passed twice, and as
+    `numbers_of` does."""
     named, values = dict(named), dict(values)
     for name in _BY_VALUE:
         named[name] = values.pop(name, None)
-    named["bias"] = _either(named["bias"], values.pop("attn_mask", None))
-    return {name: value for name, value in named.items() if value is not None}, values
+    attn_mask = values.pop("attn_mask", None)
+    named["bias"] = _either(named["bias"], attn_mask)
+    named = {name: value for name, value in named.items() if value is not None}
+    return *numbers_of(named, values), "bias" if attn_mask is None else "attn_mask"
 
 
 def in_steps(scoring: Scoring) -> Scoring:
@@ -109,11 +130,10 @@ def _named_scoring(named: Mapping[str, Any]) -> Scoring:
         asked["window"] = _window(named["window"])
     for name in ("always", "chunk", "dilation"):
         if name in named:
-            asked[name] = _in_steps(_count(name, named[name]))
+            asked[name] = _in_steps(check_reach(name, named[name]))
     if "softcap" in named:
-        softcap = named["softcap"]
-        if not isinstance(softcap, int | float) or not 0 < softcap < 3.4e38:
-            raise ValueError(f"softcap is {softcap!r}; it must be a positive number")
+        if not 0 < named["softcap"] < 3.4e38:
+            raise ValueError(f"softcap is {named['softcap']!r}; it must be a positive number")
         asked["softcap"] = _SOFTCAP
     if "prefix" in named:
         asked["prefix"] = _PREFIX
@@ -130,18 +150,8 @@ def _named_scoring(named: Mapping[str, Any]) -> Scoring:
 def _window(window: Any) -> tuple[int, int]:
     if not isinstance(window, tuple | list) or len(window) != 2:
         raise TypeError(f"window is {window!r}; pass (left, right), -1 or None for all keys on a side")
-    left, right = (-1 if side is None else _count("window", side, least=-1) for side in window)
-    return _in_steps(left), _in_steps(right)
-
-
-def _count(name: str, value: Any, least: int = 0) -> int:
-    try:
-        number = value.__index__()
-    except AttributeError:
-        raise TypeError(f"{name} is {value!r}; it must be an integer") from None
-    if number < least:
-        raise ValueError(f"{name} is {value}; it must be {least} or more")
-    return int(number)
+    sides = [-1 if side is None else check_reach("window", side, window) for side in window]
+    return _in_steps(sides[0]), _in_steps(sides[1])
 
 
 def _in_steps(number: int) -> int:
@@ -151,16 +161,29 @@ def _in_steps(number: int) -> int:
     return round(2 ** (round(math.log2(number + 1) * _STEPS) / _STEPS)) - 1
 
 
+def _check_read(name: str, called: str, array: Any) -> None:
+    """Raises TypeError unless it is an array of a type that a mask or change of that name reads."""
+    if name == "documents" and _is_pair(array):
+        for each in array:
+            _type_of(called, each, _BOUNDS_DTYPES)
+    else:
+        _type_of(called, array, _READ_DTYPES[name])
+
+
 def _dtype_of(name: str, array: Any) -> str:
     """What a kernel is told of the type of an array that it reads."""
-    if _is_pair(array):
-        array = array[0]
+    return _DTYPES[_type_of(name, array[0] if _is_pair(array) else array, tuple(_DTYPES))]
+
+
+def _type_of(name: str, array: Any, served: tuple[str, ...]) -> str:
+    """The type of an array, as libraries call it. Raises TypeError for what is none, or of another type."""
     told = str(getattr(array, "dtype", "")).removeprefix("torch.")
     if not told:
         interface = getattr(array, "__cuda_array_interface__", None)
         if interface is None:
-            raise TypeError(f"{name} is a {type(array).__name__}; pass an array of q's library, or a number")
+            or_number = ", or a number" if served == tuple(_DTYPES) else f": {', '.join(served[:5])}"
+            raise TypeError(f"{name} is a {type(array).__name__}; pass an array of q's library{or_number}")
         told = _TYPESTRS.get(interface["typestr"], interface["typestr"])
-    if told not in _DTYPES:
-        raise TypeError(f"{name} is {told}; served are {', '.join(_DTYPES)}")
-    return _DTYPES[told]
+    if told not in served:
+        raise TypeError(f"{name} is {told}; served are {', '.join(served)}")
+    return told

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -22,6 +22,7 @@ from .bound import Bound, outline
 from .card import check_card
 from .host_gradients import attend_differentiably, derived_of
 from .host_tensors import as_arrays, as_tensor
+from .legal import check_kept, check_told, flag, numbers_of, scale_of
 
 _S = TypeVar("_S")
 
@@ -45,6 +46,12 @@ class Call(NamedTuple):
     stream: Any = None
     scales: tuple[float, float, float] | None = None
     lists: TileLists | None = None
+    bias_name: str = "bias"
+    """What the caller calls the bias."""
+
+    def called(self, name: str) -> str:
+        """Returns what the caller calls an argument."""
+        return self.bias_name if name == "bias" else name
 
     @property
     def asks_more(self) -> bool:
@@ -81,10 +88,12 @@ def call_of(
     """Returns what `flashgen.attention` is told as a call; what is ``asked`` beside are masks and changes of
     scores by name, and what their texts read. Raises TypeError for a bias that is passed twice."""
     named = {name: asked.pop(name, None) for name in _NAMED}
+    bias_name = "bias" if asked.get("attn_mask") is None else "attn_mask"
     named["bias"] = _either(asked.pop("bias", None), asked.pop("attn_mask", None))
-    named = {name: value for name, value in named.items() if value is not None}
-    settings = (causal, scale, layout, return_lse, out, stream, scales, lists)
-    return Call(q, k, v, named, mask, score, asked, *settings)
+    named, read = numbers_of({name: value for name, value in named.items() if value is not None}, asked)
+    settings = (flag("causal", causal), scale_of(scale), layout, flag("return_lse", return_lse))
+    check_kept(lists)
+    return Call(q, k, v, named, mask, score, read, *settings, out, stream, scales, lists, bias_name)
 
 
 def attend(bound: Bound, call: Call) -> Any:
@@ -94,6 +103,9 @@ def attend(bound: Bound, call: Call) -> Any:
     torch = sys.modules.get("torch")
     if bound.card is not None and torch is not None and isinstance(call.q, torch.Tensor):
         return _on_host(bound, call, torch)
+    if isinstance(call.q, np.ndarray):
+        read = {call.called(name): x for name, x in (*call.named.items(), *call.buffers.items())}
+        check_told({"q": call.q, "k": call.k, "v": call.v, **read}, call.out)
     attention, scale, beside = served_by(bound, call)
     if torch is not None and isinstance(call.q, torch.Tensor) and attention._tensors.gradients is None:
         check_underived(torch, (call.q, call.k, call.v), "fallback='torch'")
@@ -144,7 +156,10 @@ def served_by(bound: Bound, call: Call) -> tuple[Attention, float | None, _Besid
         numbers = {**numbers, "value_scale": value_scale}
     arrays = _arrays_of(kind, told, call.q, served.attention._tensors.gradients is not None)
     sizes = _sizes_of(call.q, call.k, call.layout)
-    return served.attention, scale, _Asked(kind, numbers, arrays, sizes, call.lists)
+    beside = _Asked(kind, numbers, arrays, sizes, call.lists)
+    if call.bias_name != "bias":
+        beside.called = {**kind.called, "bias": call.bias_name}
+    return served.attention, scale, beside
 
 
 class _Served(NamedTuple):
@@ -162,7 +177,7 @@ def _served(bound: Bound, call: Call) -> tuple[_Served, Mapping[str, Any]]:
     key = key_of(told, call.mask, call.score, scaled=call.scales is not None)
     found = bound.served.get(key) if key is not None else None
     if found is None:
-        asked = asked_of(call.named, call.mask, call.score, call.buffers)
+        asked = asked_of(call.named, call.mask, call.score, call.buffers, call.bias_name)
         told, attention = asked.told, bound.attending(asked.scoring, scaled=call.scales is not None)
         kind = outline(attention)
         assert isinstance(kind, Scored)
@@ -180,6 +195,7 @@ def serving(
     mask: Formula | None,
     score: Formula | None,
     values: Mapping[str, Any],
+    bias_name: str = "bias",
 ) -> tuple[_S, Asked]:
     """Returns what serves a call whose signature is another than `flashgen.attention`'s, and what it asks; of
     what functions ask it is found out each time.
@@ -192,8 +208,10 @@ def serving(
     key = None if asked_alike is None else (*kind, *asked_alike)
     found = None if key is None else bound.served.get(key)
     if found is None:
-        asked = asked_of(named, mask, score, values)
+        asked = asked_of(named, mask, score, values, bias_name)
         found, told = (make(asked.scoring), asked.scoring), asked.told
+        first = getattr(found[0], "tuned", None)
+        _check_read(first.keywords if isinstance(first, Scored) else (), told, values)
         if key is not None:
             remember_served(bound, key, found)
     served, scoring = found
@@ -228,10 +246,7 @@ def key_of(
 def _numbers(kind: Scored, call: Call, told: Mapping[str, Any]) -> dict[str, float]:
     """The numbers that kernels of a kind are told. Raises TypeError and ValueError for those that they cannot
     take, for what is missing and for what nothing reads."""
-    if missing := [name for name in kind.keywords if name not in told]:
-        raise TypeError(f"{missing[0]}= is missing: the text of mask= or score= reads it")
-    if unread := [name for name in call.buffers if name not in kind.keywords]:
-        raise TypeError(f"{unread[0]}= is read by no text of mask= or score=; leave it out")
+    _check_read(kind.keywords, told, call.buffers)
     numbers: dict[str, float] = {}
     for keyword in kind.keywords:
         if keyword not in kind.required:
@@ -239,10 +254,23 @@ def _numbers(kind: Scored, call: Call, told: Mapping[str, Any]) -> dict[str, flo
     return {name: numbers[name] for name in kind.scalars}
 
 
+def _check_read(keywords: Iterable[str], told: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Raises TypeError unless kernels that read these keywords are told all of them, and nothing in vain
+    among what texts read."""
+    if missing := [name for name in keywords if name not in told]:
+        raise TypeError(f"{missing[0]}= is missing: the text of mask= or score= reads it")
+    if unread := [name for name in values if name not in keywords]:
+        raise TypeError(f"{unread[0]}= is read by no text of mask= or score=; leave it out")
+
+
 def _on_host(bound: Bound, call: Call, torch: Any) -> Any:
     """Computes a call of torch's tensors on the host, on an emulated card."""
     tensors = (call.q, call.k, call.v)
-    told = asked_of(call.named, call.mask, call.score, call.buffers).told if call.asks_more else {}
+    told = (
+        asked_of(call.named, call.mask, call.score, call.buffers, call.bias_name).told
+        if call.asks_more
+        else {}
+    )
     more = derived_of(torch, tensors, told)
     if more is None:
         return _of_tensors(bound, call, torch)
@@ -302,7 +330,11 @@ def differentiate(
     """Returns the gradients of a call's q, k and v, and of what is ``wanted`` by keyword of what kernels read
     beside them, given what the call made and the gradients of that."""
     asks_more = call.asks_more
-    scoring = asked_of(call.named, call.mask, call.score, call.buffers).scoring if asks_more else PLAIN
+    scoring = (
+        asked_of(call.named, call.mask, call.score, call.buffers, call.bias_name).scoring
+        if asks_more
+        else PLAIN
+    )
     gradients = bound.gradients(scoring)
     arrays = (call.q, call.k, call.v, o, dout)
     settings = _Settings(call.causal, call.scale, call.stream, call.layout, deterministic, _NOTHING_READ)

@@ -16,6 +16,8 @@ from .attend import serving
 from .bound import bound_of
 from .card import check_card
 from .host_tensors import as_arrays, as_tensor
+from .legal import check_kept, check_scales, check_told, flag, own_integer, scale_of
+from .libraries import shape_of
 from .new_rows import Cache, NewRows
 
 #: The sizes of pages that caches of slots are taken as, where room is for whole ones.
@@ -110,16 +112,21 @@ def attention_with_cache(
             device=device,
         )
         return tuple(as_tensor(torch, x) for x in found) if return_lse else as_tensor(torch, found)
+    causal, return_lse, scale = flag("causal", causal), flag("return_lse", return_lse), scale_of(scale)
+    max_seqlen_q, max_seqlen_k = own_integer(max_seqlen_q), own_integer(max_seqlen_k)
+    check_kept(None, plan)
+    check_scales(q, scales)
     named = {"window": window, "softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes}
-    named, read = named_apart(named, values)
+    named, read, bias_name = named_apart(named, values)
     packed, scaled = cu_seqlens_q is not None, scales is not None
+    _check_packing({"max_seqlen_q": max_seqlen_q, "seqused_q": seqused_q, "plan": plan}, packed=packed)
     page_size = _page_size(k_cache, page_table, kv_layout)
-    bound = bound_of(device, wait=wait)
+    bound = bound_of(device, wait=flag("wait", wait))
     check_card(bound.card, q)
     attention, asked = serving(
         *(bound, ("paged", page_size, packed, scaled)),
         lambda scoring: bound.paged(scoring, page_size=page_size, packed=packed, scaled=scaled),
-        *(named, mask, score, read),
+        *(named, mask, score, read, bias_name),
     )
     if page_table is not None and cache_batch_idx is not None:
         raise ValueError(
@@ -127,22 +134,28 @@ def attention_with_cache(
         )
     new = {"k": k, "v": v, "rotary_cos": rotary_cos, "rotary_sin": rotary_sin}
     _check_new(new, cache_seqlens, seqused_k, packed=packed)
+    lengths = {"page_table": page_table, "cache_batch_idx": cache_batch_idx, "seqused_k": seqused_k}
+    lengths |= {"cache_seqlens": cache_seqlens, "cu_seqlens_q": cu_seqlens_q, "seqused_q": seqused_q}
+    caches = {"q": q, "k_cache": k_cache, "v_cache": v_cache}
+    check_told({**caches, **new, **lengths, **asked.told}, out)
     if cache_seqlens is not None:
         seqused_k = cache_seqlens
+    rows = cache = None
     if k is not None:
         _check_call(layout)
-        of_keys, of_values = (_rows_first(x, layout) for x in (k, v))
-        rows = NewRows(of_keys, of_values, rotary_cos, rotary_sin, rotary_interleaved)
+        of_keys, of_values = (_rows_first(name, x, layout) for name, x in (("k", k), ("v", v)))
+        rows = NewRows(of_keys, of_values, rotary_cos, rotary_sin, rotary_interleaved, layout)
+        kept = [x.swapaxes(1, 2) if kv_layout == "HND" else x for x in (k_cache, v_cache)]
+        cache = Cache(kept[0], kept[1], cache_seqlens, page_table, cache_batch_idx)
+        if not _is_traced(q):
+            rows.check(cache, _shape(q)[0])
         by_place = causal or any(side not in (None, -1) for side in window or ())
         turned = rows.rotated_queries(
-            _rows_first(q, layout),
+            _rows_first("q", q, layout),
             cache_seqlens,
             by_their_places=by_place if rotary_by_place is None else rotary_by_place,
         )
-        q = _rows_first(turned, layout)
-        kept = (x.swapaxes(1, 2) if kv_layout == "HND" else x for x in (k_cache, v_cache))
-        cache = Cache(next(kept), next(kept), cache_seqlens, page_table, cache_batch_idx)
-        rows.write(cache)
+        q = _rows_first("q", turned, layout)
         seqused_k = cache.used + int(of_keys.shape[1])
     if page_table is None:
         batch = _shape(cu_seqlens_q)[0] - 1 if packed else _shape(q)[0]
@@ -151,23 +164,34 @@ def attention_with_cache(
         )
     if isinstance(seqused_k, int | np.integer):
         max_seqlen_k, seqused_k = int(seqused_k), None
-    return attention.attention_paged(
-        *(q, k_cache, v_cache, page_table, seqused_k),
-        cu_seqlens_q=cu_seqlens_q,
-        max_seqlen_q=max_seqlen_q,
-        seqused_q=seqused_q,
-        max_seqlen_k=max_seqlen_k,
-        causal=causal,
-        scale=scale,
-        layout=layout,
-        kv_layout=kv_layout,
-        plan=plan,
-        out=out,
-        return_lse=return_lse,
-        stream=stream,
-        scales=scales,
-        **asked.told,
-    )
+    arrays = (q, k_cache, v_cache, page_table, seqused_k)
+    told = {"cu_seqlens_q": cu_seqlens_q, "max_seqlen_q": max_seqlen_q, "seqused_q": seqused_q}
+    told |= {"max_seqlen_k": max_seqlen_k, "causal": causal, "scale": scale, "layout": layout}
+    told |= {"kv_layout": kv_layout, "plan": plan, "out": out, "return_lse": return_lse, "stream": stream}
+    told |= {"scales": scales, **asked.told}
+    if rows is not None and cache is not None:
+        if not _is_traced(q):
+            attention.check(*arrays, **told)  # nothing is written where the rest is refused
+        rows.write(cache)
+    return attention.attention_paged(*arrays, **told)
+
+
+def _is_traced(q: Any) -> bool:
+    """Whether torch.compile reads the call, which makes none of it yet."""
+    torch = _torch_of(q)
+    return torch is not None and torch.compiler.is_compiling()
+
+
+def _check_packing(told: Mapping[str, Any], *, packed: bool) -> None:
+    """Raises TypeError for what is told of packed queries where there are none, and of these without their
+    longest."""
+    if packed and told["max_seqlen_q"] is None:
+        raise TypeError(
+            "max_seqlen_q= is missing: cu_seqlens_q is given, and says nothing of the longest on the host"
+        )
+    given = next((name for name, value in told.items() if value is not None), None)
+    if given is not None and not packed:
+        raise TypeError(f"{given}= tells of packed queries: pass cu_seqlens_q as well, or leave it out")
 
 
 def _check_new(new: Mapping[str, Any], cache_seqlens: Any, seqused_k: Any, *, packed: bool) -> None:
@@ -191,8 +215,10 @@ def _check_new(new: Mapping[str, Any], cache_seqlens: Any, seqused_k: Any, *, pa
         )
 
 
-def _rows_first(x: Any, layout: str) -> Any:
-    """New rows or queries with rows before heads, or such ones as the layout has them."""
+def _rows_first(name: str, x: Any, layout: str) -> Any:
+    """New rows or queries with rows before heads, or such ones as the layout has them. Raises TypeError and
+    ValueError for what is neither."""
+    shape_of(name, x, "batch, heads, rows, head_dim" if layout == "bhsd" else "batch, rows, heads, head_dim")
     return x.swapaxes(1, 2) if layout == "bhsd" else x
 
 

@@ -14,6 +14,7 @@ from .asked import Formula
 from .attend import Call, attend
 from .bound import Bound, bound_of
 from .fallback import by_torch, check_fallback
+from .legal import are_alike, check_kept, check_scales, flag, numbers_of, scale_of
 from .table import NotMade
 from .whole_columns import WHOLE, filled_up, first_columns
 
@@ -156,7 +157,12 @@ def attention(
                 return made
             key = None
     if not isinstance(scale, float | int | None):  # an array of one number, which may be another next time
-        key, scale = None, float(scale)
+        key, scale = None, scale_of(scale)
+    causal = causal if type(causal) is bool else flag("causal", causal)
+    return_lse = return_lse if type(return_lse) is bool else flag("return_lse", return_lse)
+    wait = wait if type(wait) is bool else flag("wait", wait)
+    check_kept(lists)
+    check_scales(q, scales)
     named: dict[str, Any] = {}
     for name, value in (
         ("window", window),
@@ -174,8 +180,14 @@ def attention(
     ):
         if value is not None:
             named[name] = value
+    if named or buffers:
+        passed, passed_beside = named, buffers
+        named, buffers = numbers_of(passed, passed_beside)
+        if not (are_alike(named, passed) and are_alike(buffers, passed_beside)):
+            key = None  # by which numbers of numpy and arrays are not told apart
     settings = (causal, scale, layout, return_lse, out, stream, scales, lists)
-    call = Call(q, k, v, named, mask, score, buffers, *settings)
+    bias_name = "bias" if attn_mask is None else "attn_mask"
+    call = Call(q, k, v, named, mask, score, buffers, *settings, bias_name)
     made = _found_out(torch, call, device, wait, fallback)
     if key is not None:
         keep(_ON_CARDS, calls, key, torch, call, derived=derived)

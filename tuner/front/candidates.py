@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from ...gen.launch import repeats_bits
 from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
 from ...gen.variant import Variant
@@ -42,18 +43,24 @@ class Candidate:
     exact: bool = False
 
 
-def candidates(problem: Problem, limits: DeviceLimits, known: Iterable[Entry]) -> list[Candidate]:
+def candidates(
+    problem: Problem, limits: DeviceLimits, known: Iterable[Entry], *, repeating: bool = False
+) -> list[Candidate]:
     """Returns what may serve a problem on a card, the fastest by prediction first; what was tuned for just
-    this stands before all others.
+    this stands before all others. ``repeating``: only what makes the same bits every run.
 
     Raises NotServed where no family computes it there.
     """
     families = serving_families(problem, limits)
     records = [each for each in known if _is_alike(each, problem, limits)]
     errors = Errors(records, limits)
-    found = list(_tuned(problem, families, errors))
+    found = [
+        each
+        for each in _tuned(problem, families, errors)
+        if not repeating or _repeats(each.variant, problem, limits)
+    ]
     if not any(each.exact and each.record is not None and not each.record.predicted for each in found):
-        found += _untuned(problem, families, errors)
+        found += _untuned(problem, families, errors, repeating)
     best = {each.variant: each for each in sorted(found, key=_order, reverse=True)}
     return sorted(best.values(), key=_order)
 
@@ -88,13 +95,29 @@ def _tuned(problem: Problem, families: Sequence[type[Variant]], errors: Errors) 
             yield Candidate(variant, told.us, told.model_us, told.limiter, entry, exact)
 
 
-def _untuned(problem: Problem, families: Sequence[type[Variant]], errors: Errors) -> Iterator[Candidate]:
-    """The families' variants that the cost model calls fastest."""
+def _repeats(variant: Variant, problem: Problem, limits: DeviceLimits) -> bool:
+    """Whether a variant's kernel makes the same bits every run."""
+    return repeats_bits(variant.launches(problem, limits))
+
+
+def _untuned(
+    problem: Problem, families: Sequence[type[Variant]], errors: Errors, repeating: bool
+) -> Iterator[Candidate]:
+    """The families' variants that the cost model calls fastest; where they must be ``repeating`` those of
+    them alone, however far behind others."""
+    prior = prior_of(problem, errors.limits)
+
+    def of_repeating(variant: Variant) -> float:
+        return prior(variant) if _repeats(variant, problem, errors.limits) else 0.0
+
+    told = of_repeating if repeating else prior
     for family in families:
         catalogue = build_catalogue(family, problem, errors.limits)
         if not len(catalogue):
             continue
         unlike = math.exp(errors.mean_of(family)) * UNTRIED
-        for us, row in predicted_fastest(catalogue, prior_of(problem, errors.limits))[:UNTUNED]:
+        for us, row in predicted_fastest(catalogue, told)[:UNTUNED]:
             variant = catalogue.variant(row)
+            if repeating and not math.isfinite(us):
+                break
             yield Candidate(variant, us * unlike, us, predict(variant, problem, errors.limits).limiter)

@@ -18,6 +18,9 @@ from ...templates.runtime.scored_values import _Asked, _broadcast, _needed
 from .card import SimCard
 from .table import MadeTable
 
+#: What kernels call the logits beside a row's scores.
+_SINKS = "sinks"
+
 
 class EmulatedAttention(Attention):
     """Attention of numpy arrays on an emulated card."""
@@ -40,11 +43,14 @@ class EmulatedAttention(Attention):
     ) -> Any:
         masked = self._tensors.is_masked(causal)
         query, key, value = _views(self._table, (q, k, v), layout)
+        values = _values(beside, self._table.sizes(query, key, layout))
+        if 0 in (out.size, *key.shape):
+            out[...] = 0
+            return (out, lse_of_nothing(query.shape, values)) if return_lse else out
         tuned = self._table.choose(query, key, value, (0,) * 12, masked).tuned
         scale = 1 / math.sqrt(query.head_dim) if scale is None else scale
-        heads_first = [_heads_first(x, layout) for x in (q, k, v)]
+        heads_first = [dense(_heads_first(x, layout)) for x in (q, k, v)]
         runner = self.card.device.open()
-        values = _values(beside, self._table.sizes(query, key, layout))
         o, lse = runner.attend(
             self.card.builds[tuned, masked], *heads_first, scale=scale, want_lse=return_lse, values=values
         )
@@ -71,18 +77,49 @@ class EmulatedGradients(Gradients):
         masked = tensors.is_masked(settings.causal)
         query, key, value = _views(tensors.table, arrays[:3], layout)
         tensors.table.check_shapes(query, key, value)
+        scoring = settings.read.scoring if isinstance(settings.read, _WantedGradients) else None
+        values = {} if scoring is None else as_read(scoring, tensors.table.sizes(query, key, layout))
+        if 0 in (*query.shape, *key.shape):
+            zeros = [np.zeros(x.shape, x.dtype) for x in arrays[:3]]
+            return [*zeros, *of_what_is_read(settings, gradients_of_nothing(settings, dlse, values))]
         table = tensors.repeating if settings.deterministic else tensors.table
         tuned = table.choose(query, key, value, (0,) * 24, masked).tuned
         scale = 1 / math.sqrt(query.head_dim) if settings.scale is None else settings.scale
         named = zip(("q", "k", "v", "o", "dout"), arrays, strict=True)
-        given = {name: _heads_first(x, layout) for name, x in named} | {"lse": lse}
-        given |= {} if dlse is None else {"dlse": dlse}
-        scoring = settings.read.scoring if isinstance(settings.read, _WantedGradients) else None
-        values = {} if scoring is None else as_read(scoring, tensors.table.sizes(query, key, layout))
+        given = {name: dense(_heads_first(x, layout)) for name, x in named} | {"lse": dense(lse)}
+        given |= {} if dlse is None else {"dlse": dense(dlse)}
         build = self.card.builds[tuned, masked]
         found = self.card.device.open().differentiate(build, given, scale=scale, values=values)
         grads = [_heads_first(found[name], layout) for name in ("dq", "dk", "dv")]
         return [*grads, *of_what_is_read(settings, found)]
+
+
+def dense(x: np.ndarray) -> np.ndarray:
+    """Returns an array as it would lie on a card, where numpy's are copied: without gaps, in the order of its
+    axes, those of one entry among them, whose strides numpy lets be anything."""
+    return x.copy(order="C")
+
+
+def lse_of_nothing(rows: Sequence[int], values: Mapping[str, Any]) -> np.ndarray:
+    """Returns the log-sum-exp of (batch, heads, rows) that see no key, where kernels read these values: minus
+    infinity, or the sinks."""
+    lse = np.full(tuple(rows), -np.inf, np.float32)
+    if _SINKS in values:
+        lse[...] = values[_SINKS][:, None]
+    return lse
+
+
+def gradients_of_nothing(
+    settings: _Settings, dlse: np.ndarray | None, values: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+    """Returns the gradients that a call wants of what scores read, where no row sees a key; ``dlse`` is that
+    of log-sum-exps, (batch, heads, rows), which are the sinks then."""
+    read = settings.read
+    names = read.wanted if isinstance(read, _WantedGradients) else ()
+    found = {f"d{name}": np.zeros(values[name].shape, np.float32) for name in names}
+    if _SINKS in names and dlse is not None:
+        found[f"d{_SINKS}"] += dlse.sum((0, 2))
+    return found
 
 
 def _views(table: Any, arrays: Sequence[np.ndarray], layout: str) -> list[_View]:
@@ -110,7 +147,8 @@ def as_read(asked: _Asked, sizes: dict[str, int]) -> dict[str, Any]:
     found: dict[str, Any] = dict(asked.scalars)
     for name, array in asked.buffers().items():
         buffer, exact = asked.tuned.buffers[name], name in asked.tuned.exact
-        whole, _ = _broadcast(name, array.shape, array.strides, buffer, exact, sizes)
+        called = asked.called.get(name, name)
+        whole, _ = _broadcast(called, array.shape, array.strides, buffer, exact, sizes)
         lengths = zip(whole, _needed(buffer, sizes), strict=True)
         found[name] = np.broadcast_to(array.reshape(whole), [max(each) for each in lengths])
     return found

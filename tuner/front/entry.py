@@ -22,7 +22,7 @@ from ...templates.runtime.scored_values import Buffer, Scored
 #: What a grid is counted by that a call does not tell apart: each query brings a new row.
 _GRID_OF_NEW = {"seqlen_new": "seqlen_q", "total_new": "total_q"}
 #: What entries make of themselves once, and who makes calls reads.
-_KEPT = ("named", "keywords", "required", "reads", "numbers", "integers", "exact")
+_KEPT = ("named", "keywords", "called", "required", "reads", "numbers", "integers", "exact")
 _LAUNCH_FIELDS = {field.name for field in fields(Launch)}
 
 

@@ -6,16 +6,18 @@ import copy
 import functools
 import math
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
 
+from ...templates.runtime.arrays import _View
 from ...templates.runtime.attention import Attention
 from ...templates.runtime.plans import _make_plan, _Plan
 from ...templates.runtime.tensors import _REGISTERED
-from ..cards.sequences import rows_of_sequences
+from ..cards.sequences import rows_of_sequences, sequence_slices
 from .card import SimCard
-from .emulated import EmulatedAttention, as_read
+from .emulated import EmulatedAttention, as_read, dense, lse_of_nothing
 from .table import MadeTable
 
 
@@ -54,7 +56,7 @@ class EmulatedLayout(EmulatedAttention):
 
     def _told(self, layout: Any, beside: Any) -> dict[str, Any]:
         """What tells of the sequences."""
-        return dict(beside.arrays)
+        return {name: dense(x) for name, x in beside.arrays.items()}
 
     def _put(self, layout: Any, o: np.ndarray, out: np.ndarray) -> bool:
         """Writes outputs of batches where the call has them; False where they are packed."""
@@ -80,13 +82,15 @@ class EmulatedLayout(EmulatedAttention):
             table.inspect(name, (x.dtype.name, x.shape, None, None), layout, None)
             for name, x in zip("qkv", (q, k, v), strict=True)
         )
+        values, sizes = self._told(layout, beside), table.sizes(query, key, layout)
+        if beside.scoring is not None:
+            values |= as_read(beside.scoring, sizes)
+        if 0 in (q.size, k.size, layout.batch, layout.max_seqlen_k):
+            return self._of_nothing(layout, query, values, out, return_lse)
         tuned = table.choose(query, key, value, (0,) * 12, masked).tuned
         scale = 1 / math.sqrt(query.head_dim) if scale is None else scale
-        values = self._told(layout, beside)
-        if beside.scoring is not None:
-            values |= as_read(beside.scoring, table.sizes(query, key, layout))
         build = self.card.builds[tuned, masked]
-        given = self._as_kernels_have(layout, q, k, v)
+        given = [dense(x) for x in self._as_kernels_have(layout, q, k, v)]
         o, lse = self.card.device.open().attend(
             build, *given, scale=scale, want_lse=return_lse, values=values
         )
@@ -97,6 +101,18 @@ class EmulatedLayout(EmulatedAttention):
         rows = rows_of_sequences(build.kernel.problem, values, len(q))
         out[rows] = o[0].swapaxes(0, 1)[rows]
         return (out, None if lse is None else lse[0]) if return_lse else out
+
+    def _of_nothing(
+        self, layout: Any, query: _View, values: Mapping[str, Any], out: np.ndarray, return_lse: bool
+    ) -> Any:
+        """What a call returns where no row sees a key; rows of no sequence are not written."""
+        batch, heads, rows = query.shape
+        lse = lse_of_nothing((batch, heads, rows), values)
+        if self._put(layout, np.zeros((batch, heads, rows, out.shape[-1]), out.dtype), out):
+            return (out, lse) if return_lse else out
+        for each in sequence_slices(values, "q"):
+            out[each] = 0
+        return (out, lse[0]) if return_lse else out
 
 
 def group_of(table: MadeLayoutTable, tensors: Any, emulated: type[EmulatedLayout]) -> Attention:

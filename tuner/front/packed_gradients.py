@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,9 @@ from ...templates.runtime.packed_gradients import (
     _PackedGradientsRead,
     _PackedGradientTensors,
 )
-from ..cards.sequences import rows_of_sequences
+from ..cards.sequences import rows_of_sequences, sequence_slices
 from .card import SimCard
-from .emulated import as_read, of_what_is_read
+from .emulated import as_read, dense, gradients_of_nothing, of_what_is_read
 from .packed import MadePackedTable
 
 
@@ -60,23 +60,36 @@ class _EmulatedSequences(Gradients):
             for name, x in zip("qkv", arrays[:3], strict=True)
         )
         table.check_shapes(query, key, value)
-        tuned = table.choose(query, key, value, (0,) * 24, masked).tuned
-        scale = 1 / math.sqrt(query.head_dim) if settings.scale is None else settings.scale
-        values = dict(read.sequences.arrays)
+        values: dict[str, Any] = {name: dense(x) for name, x in read.sequences.arrays.items()}
         if read.scoring is not None:
             values |= as_read(read.scoring, table.sizes(query, key, layout))
+        if 0 in (arrays[0].size, arrays[1].size, layout.batch, layout.max_seqlen_q, layout.max_seqlen_k):
+            zeros = [np.zeros(x.shape, x.dtype) for x in arrays[:3]]
+            found = gradients_of_nothing(settings, self._dlse_of_rows(dlse, values), values)
+            return [*zeros, *of_what_is_read(settings, found)]
+        tuned = table.choose(query, key, value, (0,) * 24, masked).tuned
+        scale = 1 / math.sqrt(query.head_dim) if settings.scale is None else settings.scale
         named = zip(("q", "k", "v", "o", "dout"), arrays, strict=True)
-        given = {name: x.swapaxes(0, 1)[None] for name, x in named} | {"lse": lse[None]}
-        given |= {} if dlse is None else {"dlse": dlse[None]}
+        given = {name: dense(x.swapaxes(0, 1)[None]) for name, x in named} | {"lse": dense(lse[None])}
+        given |= {} if dlse is None else {"dlse": dense(dlse[None])}
         build = self.card.builds[tuned, masked]
         found = self.card.device.open().differentiate(build, given, scale=scale, values=values)
         grads = []
         for name, x in zip("qkv", arrays[:3], strict=True):
             of = "q" if name == "q" else "k"
             rows = rows_of_sequences(build.kernel.problem, values, len(x), of)
-            grads.append(np.zeros_like(x))
+            grads.append(np.zeros(x.shape, x.dtype))
             grads[-1][rows] = found[f"d{name}"][0].swapaxes(0, 1)[rows]
         return [*grads, *of_what_is_read(settings, found)]
+
+    def _dlse_of_rows(self, dlse: np.ndarray | None, values: Mapping[str, Any]) -> np.ndarray | None:
+        """The gradients of log-sum-exps of one batch, of rows of sequences alone."""
+        if dlse is None:
+            return None
+        made = np.zeros((1, *dlse.shape), np.float32)
+        for each in sequence_slices(values, "q"):
+            made[0][:, each] = dlse[:, each]
+        return made
 
 
 class MadePackedGradients(PackedGradients):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,10 +10,14 @@ import numpy as np
 
 from ...gen.lengths import SAME
 from ...gen.problem import Problem
-from ...templates.runtime.arrays import _View
+from ...templates.runtime.arrays import _address, _check_kinds, _check_output, _kind, _read, _torch_of, _View
+from ...templates.runtime.driver import _stream_handle
 from ...templates.runtime.facts import Tuned
 from ...templates.runtime.paged_attention import PagedAttention, _PagedTensors
 from ...templates.runtime.paged_values import _PACKED_QUERIES, _Paged, _PagedTable
+from ...templates.runtime.plans import _check_alignment
+from ...templates.runtime.scored_values import _place
+from .emulated import as_read
 from .entry import outline_of
 from .layouts import EmulatedLayout, MadeLayoutTable, MadeLayoutTensors, group_of
 from .packed import lengths_about
@@ -60,7 +65,10 @@ class _EmulatedPages(EmulatedLayout):
 
     def _told(self, layout: Any, beside: Any) -> dict[str, Any]:
         # Without numbers of their own all sequences have the most.
-        return {"seqused_k": np.full(layout.batch, layout.max_seqlen_k, np.int32), **beside.arrays}
+        return {
+            "seqused_k": np.full(layout.batch, layout.max_seqlen_k, np.int32),
+            **super()._told(layout, beside),
+        }
 
     def _put(self, layout: Any, o: np.ndarray, out: np.ndarray) -> bool:
         if layout.queries == _PACKED_QUERIES:
@@ -77,3 +85,86 @@ class MadePagedAttention(PagedAttention):
         self.kernels = table.kernels
         self.tuned = table.kernels[0]
         self._group = group_of(table, _MadePagedTensors(table, operator), _EmulatedPages)
+
+    def check(self, *arrays: Any, **told: Any) -> None:
+        """Raises what `attention_paged` raises where it is told that, as far as anybody knows before it
+        computes, and makes the kernel ready. Computes nothing and writes nothing."""
+        _Checked(self).attention_paged(*arrays, **told)
+
+
+class _Checked(PagedAttention):
+    """Looks at calls, and computes none."""
+
+    def __init__(self, of: MadePagedAttention) -> None:
+        self.kernels, self.tuned, self._group = of.kernels, of.tuned, of._group
+
+    def _attend(
+        self,
+        arrays: tuple[Any, Any, Any],
+        causal: bool | None,
+        scale: float | None,
+        out: Any,
+        stream: Any,
+        return_lse: bool,
+        beside: Any,
+    ) -> None:
+        tensors, layout, torch = self._group._tensors, beside.layout, _torch_of(arrays[0])
+        named = dict(zip(("q", "k", "v"), arrays, strict=True)) | ({} if out is None else {"out": out})
+        _check_kinds(arrays[0], tuple(named.items()))
+        masked = tensors.is_masked(causal)
+        if stream is not None:
+            _stream_handle(stream)
+        if isinstance(arrays[0], np.ndarray):
+            self._check_host(named, layout, masked, beside)
+            return
+        described = {
+            name: _described(x) if torch is not None else _read(name, x)[1] for name, x in named.items()
+        }
+        output = described.pop("out", None)
+        plan = tensors.plan(
+            torch, masked, layout, output, *(part for each in described.values() for part in each)
+        )
+        addresses = {name: x.data_ptr() if torch is not None else _address(x) for name, x in named.items()}
+        at = (addresses["q"], addresses["k"], addresses["v"], addresses.get("out", 0))
+        if plan.blocks and (at[0] | at[1] | at[2] | at[3]) & plan.misfit_bits:
+            _check_alignment(plan, at)
+        for name, array in beside.arrays.items():
+            beside.place(name, array, plan, True)
+        scoring = beside.scoring
+        if scoring is not None:
+            scoring.sizes = plan.sizes
+            for name, array in scoring.buffers().items():
+                called, exact = scoring.called.get(name, name), name in scoring.tuned.exact
+                _place(called, array, scoring.tuned.buffers[name], exact, plan, True)
+
+    def _check_host(self, named: Mapping[str, Any], layout: _Paged, masked: bool, beside: Any) -> None:
+        """Looks at arrays of numpy, as which they will lie on the card."""
+        table = self._group._table
+        assert isinstance(table, MadePagedTable)
+        table = table.of(layout)
+        views = {}
+        for name, x in named.items():
+            if not isinstance(x, np.ndarray):
+                raise TypeError(f"q is a numpy array, but {name} a {_kind(x)}; pass arrays of one library")
+            table.check_type(name, x.dtype.name, False)
+            views[name] = table.inspect(name, (x.dtype.name, x.shape, None, None), layout, None)
+        query, key, value = views["q"], views["k"], views["v"]
+        table.check_shapes(query, key, value)
+        sizes = table.sizes(query, key, layout)
+        if "out" in named:
+            _check_output(views["out"], query, table.output_dtypes[table.dtypes.index(query.dtype)])
+            if views["out"].head_dim != value.head_dim:
+                raise ValueError(
+                    f"v has the head dim {value.head_dim}, out {views['out'].head_dim}; they must be equal"
+                )
+            if not named["out"].flags.writeable:
+                raise ValueError("out is read-only")
+        if beside.scoring is not None:
+            as_read(beside.scoring, sizes)
+        if 0 not in (*query.shape, *key.shape):
+            table.choose(query, key, value, (0,) * 12, masked)
+
+
+def _described(tensor: Any) -> tuple[Any, ...]:
+    """A tensor as calls describe it."""
+    return tensor.dtype, tensor.shape, None if tensor.is_contiguous() else tensor.stride(), tensor.device

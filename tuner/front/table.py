@@ -102,18 +102,17 @@ class MadeTable(_Table):
         workshop = self.workshops(card)
         try:
             chosen = workshop.serve(
-                problem, lambda each: each.entry.can_step(strides), self.must, wait=self.wait
+                problem,
+                lambda each: each.entry.can_step(strides),
+                repeating=self.deterministic,
+                wait=self.wait,
             )
         except NotServed as error:
-            raise ValueError(str(error)) from error
+            raise ValueError(f"{error.told}; pass arrays of another type, or take another card") from error
         except FlashgenError as error:
             raise NotMade(str(error)) from error
         self.made[chosen.entry] = chosen
         return Choice(chosen.entry, chosen.candidate.exact, chosen.entry.told)
-
-    def must(self, chosen: Chosen) -> bool:
-        """Tells whether a kernel repeats its bits where that is asked."""
-        return chosen.entry.deterministic or not self.deterministic
 
     def problem(self, query: _View, key: _View, value: _View, causal: bool) -> Problem:
         """Returns the problem of arrays; what has no rows or keys counts as one of each."""

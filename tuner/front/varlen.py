@@ -14,6 +14,7 @@ from .bound import Bound, bound_of
 from .card import check_card
 from .host_gradients import attend_differentiably, derived_of
 from .host_tensors import as_arrays, as_tensor
+from .legal import check_kept, check_scales, check_told, flag, own_integer, scale_of
 
 
 def attention_varlen(
@@ -58,13 +59,17 @@ def attention_varlen(
     Raises TypeError, ValueError and RuntimeError as `flashgen.attention` does.
     """
     told = {"window": window, "softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes}
-    named, read = named_apart(told, values)
-    bound = bound_of(device, wait=wait)
+    causal, return_lse, scale = flag("causal", causal), flag("return_lse", return_lse), scale_of(scale)
+    max_seqlen_q, max_seqlen_k = own_integer(max_seqlen_q), own_integer(max_seqlen_k)
+    check_kept(lists, plan)
+    check_scales(q, scales)
+    named, read, bias_name = named_apart(told, values)
+    bound = bound_of(device, wait=flag("wait", wait))
     check_card(bound.card, q)
     scaled = scales is not None
     attention, asked = serving(
         *(bound, ("packed", scaled), lambda scoring: bound.packed(scoring, scaled=scaled)),
-        *(named, mask, score, read),
+        *(named, mask, score, read, bias_name),
     )
     torch = _torch_of(q)
     if torch is not None and attention._group._tensors.gradients is None:
@@ -75,6 +80,7 @@ def attention_varlen(
     if device is not None and torch is not None:
         call = _HostCall((q, k, v), lengths, settings, asked, out, return_lse, scales)
         return _on_host(torch, bound, call)
+    check_told({"q": q, "k": k, "v": v, **lengths, **asked.told}, out)
     return attention.attention_varlen(
         *(q, k, v),
         **lengths,
@@ -109,6 +115,7 @@ def _on_host(torch: Any, bound: Bound, call: _HostCall) -> Any:
 
     def attended(*tensors: Any, out: Any = None) -> tuple[Any, Any]:
         attention = bound.packed(scoring, scaled=call.scales is not None)
+        check_told({}, as_arrays(torch, out))
         o, lse = attention.attention_varlen(
             *(as_arrays(torch, x) for x in tensors),
             **arrays,

@@ -60,7 +60,7 @@ class Workshop:
     records: Records = RECORDS
     on_ready: Callable[[], None] = lambda: None
     """Called when a kernel was built that no call waited for."""
-    _chosen: dict[tuple[int, Problem], list[Candidate]] = field(default_factory=dict)
+    _chosen: dict[tuple[int, Problem, bool], list[Candidate]] = field(default_factory=dict)
     _made: dict[tuple[str, str], Chosen] = field(default_factory=dict)
     """By a variant and the problem without its sizes."""
     _ready: dict[Tuned, str] = field(default_factory=dict)
@@ -71,26 +71,27 @@ class Workshop:
     _building: threading.RLock = field(default_factory=threading.RLock)
     """Apart from the other, so that who does not wait is not held up."""
 
-    def ranked(self, problem: Problem) -> list[Candidate]:
-        """Returns what may serve a problem, the best first. Raises NotServed where nothing does."""
+    def ranked(self, problem: Problem, *, repeating: bool = False) -> list[Candidate]:
+        """Returns what may serve a problem, the best first; ``repeating``: what makes the same bits every
+        run. Raises NotServed where nothing does."""
         if problem.seqlen_q == 1:  # it sees all keys, whatever the mask
             problem = replace(problem, causal=False)
-        key = (self.records.version, _in_steps(problem))
+        key = (self.records.version, _in_steps(problem), repeating)
         with self._lock:
             if key not in self._chosen:
-                self._chosen[key] = self._remembered(key[1], problem)
+                self._chosen[key] = self._remembered(key[1], problem, repeating)
             return self._chosen[key]
 
     def fitting(
-        self, problem: Problem, fits: Fits = lambda chosen: True, must: Fits = lambda chosen: True
+        self, problem: Problem, fits: Fits = lambda chosen: True, *, repeating: bool = False
     ) -> Iterator[Chosen]:
-        """Yields the candidates for a problem that ``must`` and ``fits`` let pass, the best first; where none
-        fits, all that must. What is known not to serve is left out."""
+        """Yields the candidates for a problem that ``fits`` lets pass, the best first; where none fits, all.
+        ``repeating``: those that make the same bits every run. What is known not to serve is left out."""
         others: list[Chosen] = []
         passed = False
-        for candidate in self.ranked(problem):
+        for candidate in self.ranked(problem, repeating=repeating):
             chosen = self._rendered(candidate, problem)
-            if chosen is None or chosen.entry in self._unfit or not must(chosen):
+            if chosen is None or chosen.entry in self._unfit:
                 continue
             if fits(chosen):
                 passed = True
@@ -104,23 +105,23 @@ class Workshop:
         self,
         problem: Problem,
         fits: Fits = lambda chosen: True,
-        must: Fits = lambda chosen: True,
         *,
+        repeating: bool = False,
         wait: bool = True,
     ) -> Chosen:
         """Returns the best kernel for a problem, built and proved on the card; of kernels that all spill
-        registers the first. Without ``wait`` another that is ready serves where there is one, while the best
-        is built.
+        registers the first. ``repeating``: one that makes the same bits every run. Without ``wait`` another
+        that is ready serves where there is one, while the best is built.
 
         Raises:
             NotServed: no family computes the problem there.
             FlashgenError: there is no compiler, or nothing that it builds is right.
         """
-        if not wait and (ready := self._meanwhile(problem, fits, must)) is not None:
+        if not wait and (ready := self._meanwhile(problem, fits, repeating)) is not None:
             return ready
         with self._building:
-            spilling, why = None, "no variant is legal"
-            for chosen in self.fitting(problem, fits, must):
+            spilling, why = None, "none makes the same bits every run" if repeating else "no variant is legal"
+            for chosen in self.fitting(problem, fits, repeating=repeating):
                 state = self._make_ready(chosen)
                 if state == READY:
                     return chosen
@@ -136,34 +137,38 @@ class Workshop:
         """Tells whether a kernel was built and proved by this process."""
         return chosen.entry in self._ready
 
-    def _meanwhile(self, problem: Problem, fits: Fits, must: Fits) -> Chosen | None:
+    def _meanwhile(self, problem: Problem, fits: Fits, repeating: bool) -> Chosen | None:
         """The best kernel that is ready; where that is not the best there is, this is built in the
         background."""
-        ranked = list(self.fitting(problem, fits, must))
+        ranked = list(self.fitting(problem, fits, repeating=repeating))
         ready = next((each for each in ranked if self._ready.get(each.entry) == READY), None)
         if ready is not None and ready.entry is not ranked[0].entry:
-            told = (problem, fits, must)
+            told = (problem, fits, repeating)
             threading.Thread(target=self._build_best, args=told, name="flashgen builds", daemon=True).start()
         return ready
 
-    def _build_best(self, problem: Problem, fits: Fits, must: Fits) -> None:
+    def _build_best(self, problem: Problem, fits: Fits, repeating: bool) -> None:
         with contextlib.suppress(FlashgenError):  # what is ready goes on serving
-            self.serve(problem, fits, must)
+            self.serve(problem, fits, repeating=repeating)
             self.on_ready()
 
     # ---- which
 
-    def _remembered(self, stepped: Problem, problem: Problem) -> list[Candidate]:
+    def _remembered(self, stepped: Problem, problem: Problem, repeating: bool) -> list[Candidate]:
         """The candidates of a problem, as they were ranked once for all problems of about that shape."""
         limits = self.card.limits
         parts = ["choice", f"{CHOICE}, {COST_MODEL}", self.records.fingerprint()]
         parts += [json.dumps(stepped.to_dict(), sort_keys=True), json.dumps(limits.to_dict(), sort_keys=True)]
+        parts += ["repeating"] * repeating
 
         def produce(target: Path) -> Mapping[str, Any]:
             with waiting(f"choosing a kernel for {class_words(problem)} on {limits.name}"):
-                ranked.extend(candidates(problem, limits, self.records.all())[:KEPT])
+                ranked.extend(chosen())
             target.write_text(json.dumps([_to_dict(each) for each in ranked]), encoding="utf-8")
             return {}
+
+        def chosen() -> list[Candidate]:
+            return candidates(problem, limits, self.records.all(), repeating=repeating)[:KEPT]
 
         ranked: list[Candidate] = []
         entry = cached(parts, ".choice", produce)
@@ -173,7 +178,7 @@ class Workshop:
         try:
             return [_from_dict(each, self.records) for each in told]
         except (KeyError, TypeError, ValueError):  # of another version of the families
-            return candidates(problem, limits, self.records.all())[:KEPT]
+            return chosen()
 
     def _rendered(self, candidate: Candidate, problem: Problem) -> Chosen | None:
         """A candidate's kernel, rendered once for all lengths; None where it is not legal after all."""

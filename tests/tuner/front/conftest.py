@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from flashgen.gen.kernel import Kernel
+from flashgen.gen.launch import repeats_bits
 from flashgen.gen.limits import preset
 from flashgen.gen.variant import Illegal
 from flashgen.tuner.build.protocol import Build
@@ -48,10 +49,12 @@ class StandInCard(CudaCard):
         return self.made_by
 
 
-def _first_of_each(problem, families, errors) -> Iterator[candidates.Candidate]:
+def _first_of_each(problem, families, errors, repeating) -> Iterator[candidates.Candidate]:
     for family in families:
         with contextlib.suppress(Illegal):
             family().check(problem, errors.limits)
+            if repeating and not repeats_bits(family().launches(problem, errors.limits)):
+                continue
             yield candidates.Candidate(family(), 1e6, 1e6, "issue")
 
 

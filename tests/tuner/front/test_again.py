@@ -171,7 +171,7 @@ def test_where_it_goes_may_be_passed(torch: Any, driver: Driver, card: Any) -> N
 def choosing(monkeypatch: Any, variant: Any) -> None:
     """Has calls take that variant."""
     chosen = candidates.Candidate(variant, 1e-6, 1e-6, "issue")
-    monkeypatch.setattr(candidates, "_untuned", lambda problem, families, errors: [chosen])
+    monkeypatch.setattr(candidates, "_untuned", lambda *of: [chosen])
 
 
 class Noting(Card):

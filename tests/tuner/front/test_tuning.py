@@ -13,7 +13,9 @@ from flashgen.gen.problem import Problem
 from flashgen.tuner.errors import FlashgenError, UsageError
 from flashgen.tuner.front import candidates, tuning
 from flashgen.tuner.front.asked import in_steps
+from flashgen.tuner.front.card import sim_card
 from flashgen.tuner.front.records import RECORDS
+from flashgen.tuner.front.workshop import Workshop
 from flashgen.tuner.shelf import library
 
 from tests.support.emulated import needs_compiler
@@ -50,6 +52,19 @@ def test_of_what_was_tuned_for_others_the_fastest_by_prediction_on_this_shape_st
     assert not any(each.exact for each in found)
     assert [each.predicted_us for each in found] == sorted(each.predicted_us for each in found)
     assert len({each.variant for each in found}) == len(found)
+
+
+def test_gradients_of_the_same_bits_are_searched_for_among_kernels_that_make_them(tmp_path, monkeypatch):
+    """However far they are behind those that add up in memory, which are all of the fastest here."""
+    monkeypatch.setenv("FLASHGEN_CACHE", str(tmp_path))
+    shape = {"batch": 1, "num_q_heads": 2, "num_kv_heads": 2, "seqlen_q": 2048, "seqlen_k": 2048}
+    problem = Problem(dtype="f16", head_dim=128, backward=True, **shape)
+    workshop = Workshop(sim_card("sim:a100"))
+    found, again = (list(workshop.fitting(problem, repeating=True)) for _ in range(2))
+    assert found and found == again and all(each.entry.deterministic for each in found)
+    fastest = next(workshop.fitting(problem))
+    assert fastest.candidate.predicted_us <= found[0].candidate.predicted_us
+    assert not fastest.entry.deterministic
 
 
 def test_numbers_of_no_weight_make_no_other_problem():
