@@ -58,9 +58,10 @@ TOKENS = re.compile(
 )
 
 
-def identities(name: str) -> tuple[str, ...]:
-    """Returns the identities of a family whose kernels are those of today, today's own first."""
-    return tuple(dict.fromkeys((identity(name), *SAME_MACHINE_CODE.get(name, ()))))
+def identities(name: str, today: str | None = None) -> tuple[str, ...]:
+    """Returns the identities of a family whose kernels are those of today, today's own first, which need not
+    be found out where it is known."""
+    return tuple(dict.fromkeys((today or identity(name), *SAME_MACHINE_CODE.get(name, ()))))
 
 
 @cache

@@ -16,6 +16,7 @@ from optuna.storages import BaseStorage
 from ...gen.identity import IDENTITIES_OF_0_1_0, identities
 from ...gen.problem import Problem
 from ...gen.variant import Variant
+from .kept_identity import kept_identity
 
 #: The version whose studies name no identity and no cost model, and the cost model that it had.
 FIRST_VERSION, ITS_COST_MODEL = "0.1.0", 1
@@ -37,7 +38,8 @@ class Makers:
     @classmethod
     def of(cls, family: type[Variant], toolkit: str, cost_model: int | None) -> Makers:
         """Returns what makes trials of today's kernels of a family."""
-        return cls(family.family, identities(family.family), toolkit, cost_model)
+        today = kept_identity(family.family)
+        return cls(family.family, identities(family.family, today), toolkit, cost_model)
 
     @property
     def mark(self) -> str:
