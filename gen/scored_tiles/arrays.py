@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from ..expression import Expression, Load, Name, loads_of, replaced
+from ..expression import Expression, Load, Name, apply, loads_of, replaced
 from ..scoring.asked import BUFFER_BYTES
 from ..scoring.scores import BATCH, HEAD, KEY, QUERY, Buffer, Scores
 from .gathering import local
@@ -49,10 +49,15 @@ class TileArray:
         """What the indices of all axes but the last are called in C++."""
         return tuple(_PLACES.get(each, "row") for each in self.load.indices[:-1])
 
+    @property
+    def steps(self) -> tuple[tuple[str, str], ...]:
+        """Of all axes but the last, what C++ calls the index, and the name of the stride."""
+        return tuple(zip(self.places, self.buffer.strides, strict=True))
+
     def stride_of(self, axis: str) -> str:
         """Returns the name of its stride along an axis that C++ calls so, ``batch``, ``head`` or ``row``;
         empty where it has no such axis."""
-        return dict(zip(self.places, self.buffer.strides, strict=True)).get(axis, "")
+        return dict(self.steps).get(axis, "")
 
     @property
     def row_stride(self) -> str:
@@ -78,6 +83,14 @@ def tile_arrays(scores: Scores) -> tuple[TileArray, ...]:
         before = sum(each.load.buffer == load.buffer for each in found)
         found.append(TileArray(load, buffers[load.buffer], f"{load.buffer}{before or ''}"))
     return tuple(found)
+
+
+@cache
+def bytes_that_say(predicate: Expression | None, arrays: tuple[TileArray, ...]) -> TileArray | None:
+    """Returns the array of bytes of which a predicate asks whether the pair's is not zero, and nothing else;
+    None where it asks for more, or for another."""
+    of_bytes = [each for each in arrays if each.buffer.dtype == "u8"]
+    return next((each for each in of_bytes if apply("ne", each.load, 0) == predicate), None)
 
 
 @cache

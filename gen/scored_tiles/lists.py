@@ -17,6 +17,7 @@ from ..expression import Constant, Expression, divided_up, loads_of, replaced
 from ..launch import LISTS_ROLE, Q_HEADS, Launch
 from ..limits import WARP
 from ..scoring.scores import HEAD, NUM_KEYS, Scores
+from .arrays import TileArray, bytes_that_say, tile_arrays
 
 #: Threads of a block that makes a list, and the tiles of keys that it classifies at a time.
 THREADS, TILES_AT_ONCE = 128, 32
@@ -36,7 +37,8 @@ class TileLists:
     ``wanted_blocks``.
 
     With ``bits`` what rows see of single keys is there, too. Then heads that turn out to be alike, by
-    ``head_strides`` of zero, share the lists of the first one.
+    ``head_strides`` of zero, share the lists of the first one; and where an array of bytes says all,
+    ``by_bytes``, sixteen of these are read at once.
     """
 
     rows: int
@@ -48,6 +50,7 @@ class TileLists:
     wanted_blocks: int = 0
     bits: bool = False
     head_strides: tuple[str, ...] = ()
+    by_bytes: TileArray | None = None
 
     @property
     def words(self) -> int:
@@ -116,6 +119,7 @@ def tile_lists(scores: Scores, main: Launch, keys: int, *, bits: bool = False) -
         main.wanted_blocks,
         bits,
         _head_strides(scores) if bits else (),
+        bytes_that_say(scores.predicate, tile_arrays(scores)) if bits else None,
     )
 
 

@@ -978,33 +978,115 @@ __device__ __forceinline__ void consume_tile(
   q_pipe.advance();
 }
 
+// Of what is found of 32 keys of a row, a bit for each, those of a lane's scores: two neighbours of every eight.
+__device__ __forceinline__ unsigned bits_of_lane(unsigned found) {
+  unsigned own = found >> threadIdx.x % 4 * 2 & 0x03030303u;
+  own = (own | own >> 4) & 0x00330033u;
+  return (own | own >> 8) & 0x3333u;
+}
+
+__device__ __forceinline__ const unsigned char* bytes_of_row(const AttentionArgs& args, int batch, int head, int row) {
+  return args.bias + batch * args.bias_stride_0 + head * args.bias_stride_1 + row * args.bias_stride_2;
+}
+
+// Sixteen bytes of a row's.
+struct SixteenBytes {
+  unsigned words[5];
+
+  // From a multiple of sixteen on.
+  __device__ __forceinline__ void read_aligned(const unsigned char* address) {
+    const uint4 found = __ldg(reinterpret_cast<const uint4*>(address));
+    words[0] = found.x, words[1] = found.y, words[2] = found.z, words[3] = found.w;
+  }
+
+  // From any address on, the words that they are part of, where all of a word is in [begin, end).
+  __device__ __forceinline__ void read(const unsigned char* address, const unsigned char* begin, const unsigned char* end) {
+    const unsigned char* const first = address - reinterpret_cast<size_t>(address) % 4;
+#pragma unroll
+    for (int i = 0; i < 5; ++i) {
+      const unsigned char* const word = first + 4 * i;
+      words[i] = word >= begin && word + 4 <= end ? __ldg(reinterpret_cast<const unsigned*>(word)) : 0;
+    }
+  }
+
+  // Then the bytes of the other words that there are; and all sixteen where they would be if they were aligned.
+  __device__ __forceinline__ void complete(const unsigned char* address, const unsigned char* begin, const unsigned char* end) {
+    const int apart = reinterpret_cast<size_t>(address) % 4;
+#pragma unroll
+    for (int i = 0; i < 5; ++i) {
+      const unsigned char* const word = address - apart + 4 * i;
+      if (word >= begin && word + 4 <= end) continue;
+#pragma unroll 1
+      for (int j = 0; j < 4; ++j) {
+        if (word + j >= begin && word + j < end) words[i] |= unsigned(__ldg(word + j)) << 8 * j;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words[i] = __funnelshift_r(words[i], words[i + 1], 8 * apart);
+  }
+
+  // A bit for each, set where it is not zero.
+  __device__ __forceinline__ unsigned which_are_set() const {
+    unsigned found = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const unsigned highest = ((words[i] & 0x7f7f7f7fu) + 0x7f7f7f7fu | words[i]) & 0x80808080u;  // of each byte that is not
+      found |= (highest * 0x00204081u >> 28) << 4 * i;  // the four bits side by side
+    }
+    return found;
+  }
+};
+
 // Writes what the sixteen rows of a `block` of a list's see of a tile of keys, as far as they are before `end_row`, and says
-// whether one of them sees a key, and does not. The warp's lanes ask for a key each, and keep of what all have found what
-// is their own: two neighbours of every eight columns.
+// whether one of them sees a key, and does not. Four lanes have a row each, and of every 64 keys sixteen each; they tell each
+// other what they found.
 __device__ __forceinline__ void write_bits(
     const AttentionArgs& args, int* list, int batch, int list_head, int key_tile, int list_row, int block, int end_row,
     unsigned char& sees_one, unsigned char& misses_one) {
   const int lane = threadIdx.x % 32, first_key = key_tile * kBc;
   unsigned words[kSeenWords] = {};
   bool any = false, all = true;
-#pragma unroll 4
-  for (int i = 0; i < 16; ++i) {
-    const int row = list_row + 16 * block + i;
-    const bool is_there = row < end_row;
-    const int begin = is_there ? first_key_of(args, batch, row) : 0, end = is_there ? end_key_of(args, batch, row) : 0;
+  const int first_row = list_row + 16 * block + lane / 4, first_column = lane % 4 * 16;
+  // Bytes of two rows, eight apart, all asked for before one is looked at.
+  SixteenBytes bytes[2 * kSeenWords] = {};
+  const bool are_aligned = (reinterpret_cast<size_t>(args.bias) | args.bias_stride_0 | args.bias_stride_1 | args.bias_stride_2) % 16 == 0;
+  if (are_aligned && first_key + kBc <= args.seqlen_k) {
 #pragma unroll
-    for (int column = 0; column < kBc; column += 32) {
-      const int key = first_key + column + lane;
-      const bool seen = column + lane < kBc && key >= begin && key < end && sees(args, batch, list_head, row, key);
-      const unsigned found = __ballot_sync(0xffffffffu, seen);
-      any |= found != 0;
-      all &= !is_there || found == (kBc - column < 32 ? 0xffffu : 0xffffffffu);
-      unsigned own = found >> lane % 4 * 2 & 0x03030303u;
-      own = (own | own >> 4) & 0x00330033u;
-      own = (own | own >> 8) & 0x3333u;
-      if (i % 8 == lane / 4) words[column / 64] |= own << (column / 32 % 2 * 16 + i / 8 * 2);
+    for (int i = 0; i < 2 * kSeenWords; ++i) {
+      const int row = min(first_row + i % 2 * 8, end_row - 1), column = first_column + i / 2 * 64;
+      if (column < kBc) bytes[i].read_aligned(bytes_of_row(args, batch, list_head, row) + first_key + column);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 2 * kSeenWords; ++i) {
+      const int row = min(first_row + i % 2 * 8, end_row - 1), column = first_column + i / 2 * 64;
+      const unsigned char* const start = bytes_of_row(args, batch, list_head, row);
+      if (column < kBc) bytes[i].read(start + first_key + column, start, start + args.seqlen_k);
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * kSeenWords; ++i) {
+      const int row = min(first_row + i % 2 * 8, end_row - 1), column = first_column + i / 2 * 64;
+      const unsigned char* const start = bytes_of_row(args, batch, list_head, row);
+      if (column < kBc) bytes[i].complete(start + first_key + column, start, start + args.seqlen_k);
     }
   }
+#pragma unroll
+  for (int i = 0; i < 2 * kSeenWords; ++i) {
+    const int row = first_row + i % 2 * 8, column = first_column + i / 2 * 64, key = first_key + column;
+    const bool is_there = row < end_row;
+    const int begin = is_there ? first_key_of(args, batch, row) : 0, end = is_there ? end_key_of(args, batch, row) : 0;
+    const unsigned before_end = (1u << min(max(end - key, 0), 16)) - 1, before_begin = (1u << min(max(begin - key, 0), 16)) - 1;
+    const unsigned seen = bytes[i].which_are_set() & before_end & ~before_begin;
+    any |= seen != 0;
+    all &= !is_there || column >= kBc || seen == 0xffffu;
+    unsigned half = seen << lane % 2 * 16;  // of the row's 64 keys, the one that the lane's are of
+    half |= __shfl_xor_sync(0xffffffffu, half, 1);
+    const unsigned other = __shfl_xor_sync(0xffffffffu, half, 2);
+    const bool is_first = lane % 4 < 2;
+    words[i / 2] |= (bits_of_lane(is_first ? half : other) | bits_of_lane(is_first ? other : half) << 16) << i % 2 * 2;
+  }
+  any = __any_sync(0xffffffffu, any);
+  all = __all_sync(0xffffffffu, all);
   int* const bits = list + bits_of_tile(args, key_tile) + block / 4 * (kSeenWords * kWarpgroup) + block % 4 * 32 + lane;
 #pragma unroll
   for (int i = 0; i < kSeenWords; ++i) bits[i * kWarpgroup] = int(words[i]);
@@ -1228,4 +1310,4 @@ extern "C" int attention_bf16_d64_biasu8(const AttentionArgs* args, cudaStream_t
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 4, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto", "scoring": {"bias": "u8"}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 256, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 64, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "weights": "f16", "bias_stages": 0, "bias_heads": 1, "seen_bits": true, "k_stages": 3, "v_stages": 3, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_biasu8", "launches": [{"threads": 512, "smem_bytes": 64, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "lists"}, {"threads": 640, "smem_bytes": 115712, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "fbe02717b65f2ea3", "figures": [1704, 996]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 4, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto", "scoring": {"bias": "u8"}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 256, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 64, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "weights": "f16", "bias_stages": 0, "bias_heads": 1, "seen_bits": true, "k_stages": 3, "v_stages": 3, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_biasu8", "launches": [{"threads": 512, "smem_bytes": 64, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "lists"}, {"threads": 640, "smem_bytes": 115712, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "b2602ee9ba071d83", "figures": [1704, 996]}

@@ -80,6 +80,10 @@ inline float max(float a, float b) { return fmaxf(a, b); }
 inline float larger_or_none(float x, float y) { return x != x || x > y ? x : y; }
 
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+// The low word of both, side by side, moved to the right by the last five bits of `shift`.
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
+  return unsigned((uint64_t(high) << 32 | low) >> (shift & 31));
+}
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __vimax3_s32(int a, int b, int c) { return max(max(a, b), c); }
 

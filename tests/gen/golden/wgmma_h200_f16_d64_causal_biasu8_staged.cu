@@ -1184,13 +1184,20 @@ extern "C" __global__ void __launch_bounds__(128) attention_f16_d64_softcap_bias
     for (int i = warp; i < 32; i += 4) {
       const int first_key = (first + i) * kBc;
       bool some = false, whole = first_key + kBc <= args.seqlen_k;
-      for (int row = first_row; row < end_row && first + i < last_tile && (whole || !some); ++row) {
-        const int begin = first_key_of(args, batch, row), end = end_key_of(args, batch, row);
+      for (int nth_row = first_row; nth_row < end_row && first + i < last_tile && (whole || !some); nth_row += 4) {
+        // Of the last rows and keys the last may be asked for again: so no answer is waited for before the next is asked for.
         bool sees_one = false, sees_all = true;
-        for (int key = first_key + lane; key < min(first_key + kBc, args.seqlen_k); key += 32) {
-          const bool seen = key >= begin && key < end && sees(args, batch, list_head, row, key);
-          sees_one |= seen;
-          sees_all &= seen;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int row = min(nth_row + j, end_row - 1);
+          const int begin = first_key_of(args, batch, row), end = end_key_of(args, batch, row);
+#pragma unroll 2
+          for (int column = 0; column < kBc; column += 32) {
+            const int key = min(first_key + min(column + lane, kBc - 1), args.seqlen_k - 1);
+            const bool answer = sees(args, batch, list_head, row, key), seen = answer && key >= begin && key < end;
+            sees_one |= seen;
+            sees_all &= seen;
+          }
         }
         some |= __any_sync(0xffffffffu, sees_one);
         whole &= __all_sync(0xffffffffu, sees_all);
