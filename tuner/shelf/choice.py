@@ -174,14 +174,13 @@ def nearest_variants(
     family: type[Variant],
     count: int = 2,
 ) -> list[Variant]:
-    """Returns winners worth trying first: of family and dtype, nearest in card, head dims, precision, masks
-    changes of scores, latent values, layout, pages and types of keys, and then as `find` has it in rows, mask
-    and shape."""
+    """Returns winners worth trying first: of family and dtype, nearest in architecture, head dims, precision,
+    masks, changes of scores, latent values, layout, pages and types of keys, and then as `find` has it in
+    rows, mask and shape."""
 
     def rank(entry: Entry) -> tuple[Any, ...]:
         tuned = entry.kernel.problem
         return (
-            not same_card(entry.slug, limits.slug),
             abs(entry.kernel.arch - limits.arch),
             abs(log2(tuned.head_dim / problem.head_dim)) + abs(log2(tuned.head_dim_v / problem.head_dim_v)),
             tuned.precision != problem.precision,
@@ -196,6 +195,8 @@ def nearest_variants(
             tuned.has_few_queries != problem.has_few_queries,
             masks_differ(tuned, problem),
             shape_distance(tuned, problem),
+            # What is best is rather a matter of the shape than of which card of an architecture it is.
+            not same_card(entry.slug, limits.slug),
         )
 
     same = [e for e in known if type(e.kernel.variant) is family and e.kernel.problem.dtype == problem.dtype]
