@@ -16,7 +16,7 @@ from ..predict.cost_model import predict
 from ..predict.prior import prior_of
 from ..predict.ranking import predicted_fastest
 from ..serving import serving_families
-from ..shelf.expected import Errors
+from ..shelf.expected import CLEARLY, Errors, of_sibling
 from ..shelf.library import Entry
 from .asked import in_steps
 
@@ -32,7 +32,7 @@ class Candidate:
 
     ``record`` is what it was tuned as; None: it was not. ``model_us`` is the cost model's own prediction,
     ``predicted_us`` what its known errors make of it, ``exact`` whether it was tuned for just this problem on
-    this card.
+    this card, ``elsewhere`` whether on another of its architecture.
     """
 
     variant: Variant
@@ -41,13 +41,15 @@ class Candidate:
     limiter: str
     record: Entry | None = None
     exact: bool = False
+    elsewhere: bool = False
 
 
 def candidates(
     problem: Problem, limits: DeviceLimits, known: Iterable[Entry], *, repeating: bool = False
 ) -> list[Candidate]:
     """Returns what may serve a problem on a card, the fastest by prediction first; what was tuned for just
-    this stands before all others. ``repeating``: only what makes the same bits every run.
+    this stands before all others, and if on another card before all that are not clearly faster.
+    ``repeating``: only what makes the same bits every run.
 
     Raises NotServed where no family computes it there.
     """
@@ -61,12 +63,17 @@ def candidates(
     ]
     if not any(each.exact and each.record is not None and not each.record.predicted for each in found):
         found += _untuned(problem, families, errors, repeating)
-    best = {each.variant: each for each in sorted(found, key=_order, reverse=True)}
+    best = {each.variant: each for each in sorted(found, key=_tells, reverse=True)}
     return sorted(best.values(), key=_order)
 
 
 def _order(candidate: Candidate) -> tuple[bool, float]:
-    return (not candidate.exact, candidate.predicted_us)
+    return (not candidate.exact, candidate.predicted_us / (CLEARLY if candidate.elsewhere else 1.0))
+
+
+def _tells(candidate: Candidate) -> tuple[bool, bool, float]:
+    """Of records of one variant that comes first which tells its time."""
+    return (not candidate.exact, not candidate.elsewhere, candidate.predicted_us)
 
 
 def _is_alike(entry: Entry, problem: Problem, limits: DeviceLimits) -> bool:
@@ -92,7 +99,8 @@ def _tuned(problem: Problem, families: Sequence[type[Variant]], errors: Errors) 
         if told is not None:
             alike = replace(tuned, scoring=in_steps(tuned.scoring))
             exact = alike == problem and same_card(entry.slug, errors.limits.slug)
-            yield Candidate(variant, told.us, told.model_us, told.limiter, entry, exact)
+            elsewhere = alike == problem and of_sibling(entry, errors.limits)
+            yield Candidate(variant, told.us, told.model_us, told.limiter, entry, exact, elsewhere)
 
 
 def _repeats(variant: Variant, problem: Problem, limits: DeviceLimits) -> bool:

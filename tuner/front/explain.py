@@ -26,7 +26,8 @@ class Explanation:
     ``kernel`` names the variant, ``predicted_us`` the time it should take on this very shape,
     ``measured_us`` what it took where it was tuned for just this, ``limiter`` the resource of which it needs
     most, by the cost model, ``at_best_us`` the time at the card's peak. ``tuned_for`` is the problem of the
-    record that it is known by. ``built`` says whether this process has it ready. ``others`` are the next
+    record that it is known by, ``tuned_on`` the card of it where that is another, ``elsewhere`` says that it
+    was tuned for just this there. ``built`` says whether this process has it ready. ``others`` are the next
     best, each with its predicted time.
     """
 
@@ -36,6 +37,8 @@ class Explanation:
     family: str
     exact: bool
     tuned_for: str | None
+    tuned_on: str | None
+    elsewhere: bool
     predicted_us: float
     measured_us: float | None
     limiter: str
@@ -48,8 +51,11 @@ class Explanation:
         """Says what the kernel was chosen for."""
         if self.exact:
             return "tuned for just this"
+        where = f" on {self.tuned_on}" if self.tuned_on is not None else ""
+        if self.elsewhere:
+            return f"tuned for just this{where}; nothing known is predicted to be clearly faster here"
         if self.tuned_for is not None:
-            return f"tuned as {self.tuned_for}, predicted to be the fastest of all known on this shape"
+            return f"tuned as {self.tuned_for}{where}, predicted to be the fastest of all known on this shape"
         return "untuned: the cost model's choice, predicted to be faster than all that were tuned"
 
     @property
@@ -58,7 +64,8 @@ class Explanation:
         if self.exact and self.measured_us is not None:
             return "nothing is known to be faster"
         options = " ".join(_options(self.problem))
-        return f"some percent, as for other kernels that were not tuned for just their call: {options}"
+        here = " on this card" if self.elsewhere else ""
+        return f"some percent, as for other kernels that were not tuned for just their call{here}: {options}"
 
     def __str__(self) -> str:
         times = [f"predicted {self.predicted_us:.1f} us"]
@@ -122,7 +129,11 @@ def _explained(
 ) -> Explanation:
     candidate, limits = chosen.candidate, card.limits
     record = candidate.record
-    here = record is not None and not record.predicted and same_card(record.slug, limits.slug)
+    of_card = record is not None and same_card(record.slug, limits.slug)
+    here = record is not None and not record.predicted and of_card
+    made_on = None
+    if record is not None and not of_card:
+        made_on = record.kernel.device + (", emulated" if record.predicted else "")
     peak = peak_of(problem, limits)
     others = [each for each in ranked if each.variant != candidate.variant][:2]
     return Explanation(
@@ -132,6 +143,8 @@ def _explained(
         family=candidate.variant.family,
         exact=candidate.exact,
         tuned_for=None if record is None else record.kernel.problem.name,
+        tuned_on=made_on,
+        elsewhere=candidate.elsewhere,
         predicted_us=candidate.predicted_us,
         measured_us=record.kernel.measurement.median_us if record and here and candidate.exact else None,
         limiter=candidate.limiter,

@@ -20,6 +20,7 @@ from ...gen.variant import Illegal
 from ...templates.runtime.facts import Tuned
 from ..build.cache import cache_folder, cached
 from ..build.protocol import Build
+from ..cards.slug import same_card
 from ..errors import BuildError, FlashgenError, LaunchError
 from ..predict.cost_model import COST_MODEL
 from .candidates import Candidate, candidates
@@ -30,7 +31,7 @@ from .proof import WrongKernel, prove
 from .records import RECORDS, Records
 
 #: Raised with each change of how kernels are chosen: what was remembered before is chosen anew.
-CHOICE = 1
+CHOICE = 2
 #: Of a choice, how many are kept: those that spill or cannot step by some strides make room for the next.
 KEPT = 16
 #: Sizes up to this count as they are, others to the eighth of a doubling.
@@ -190,8 +191,11 @@ class Workshop:
                     kernel = render(candidate.variant, problem, self.card.limits)
                 except Illegal:
                     return None
-                known = {} if candidate.record is None else candidate.record.kernel.measurement.to_dict()
-                entry = entry_of(kernel, self.card.limits.name, known)
+                record, limits = candidate.record, self.card.limits
+                # What another card measured is no figure of this one, by whose name the entry goes.
+                here = record is not None and same_card(record.slug, limits.slug)
+                known = record.kernel.measurement.to_dict() if record is not None and here else {}
+                entry = entry_of(kernel, limits.name, known)
                 self._made[key] = Chosen(candidate, entry, kernel)
             return self._made[key]._replace(candidate=candidate)
 
@@ -246,6 +250,7 @@ def _to_dict(candidate: Candidate) -> dict[str, Any]:
         "model_us": candidate.model_us,
         "limiter": candidate.limiter,
         "exact": candidate.exact,
+        "elsewhere": candidate.elsewhere,
         "record": None if record is None else [record.slug, record.kernel.problem.name],
     }
 
@@ -259,4 +264,5 @@ def _from_dict(data: dict[str, Any], records: Records) -> Candidate:
         else records.find(str(data["record"][0]), str(data["record"][1]), variant)
     )
     times = (float(data["predicted_us"]), float(data["model_us"]))
-    return Candidate(variant, *times, str(data["limiter"]), record, bool(data["exact"]))
+    places = (bool(data["exact"]), bool(data["elsewhere"]))
+    return Candidate(variant, *times, str(data["limiter"]), record, *places)

@@ -6,13 +6,16 @@ The order of choice, which `find` documents to the user as well:
    apart) must agree, and the family where one is asked for. A kernel tuned for
    automatic precision serves that alone: what is asked for by name is what was tuned by that name.
 2. Measured kernels come before predicted ones.
-3. The same card comes before another of the same compute capability; any other card's kernel is not used.
-4. Where sizes were asked for, what was tuned for just these, under the same mask (one row sees all keys,
-   whatever the mask), else the kernel that should take the least time on them: by the cost model, and by how
-   far that was from what was measured of each. Those of which it says nothing come last, the nearest in query
-   rows, keys that each sees and heads over the batch first.
-5. Where none were asked for, a kernel tuned under the same mask before one tuned under the other (a kernel
-   serves both), then the last that was tuned here; of the shipped ones, the nearest to the default sizes.
+3. Another compute capability's kernel is not used. Of cards of the same one, those come last that have no
+   preset: the cost model cannot tell what their times say of the card.
+4. Where sizes were asked for, what was tuned for just these on the card, under the same mask (one row sees
+   all keys, whatever the mask), else the kernel that should take the least time on them: by the cost model,
+   and by how far that was from what was measured of each. What was tuned for just these on another card is
+   only left for what should be clearly faster. Those of which the model says nothing come last, the nearest
+   in query rows, keys that each sees and heads over the batch first.
+5. Where none were asked for, a kernel tuned on the card before one of another, then under the same mask
+   before one tuned under the other (a kernel serves both), then the last that was tuned here; of the shipped
+   ones, the nearest to the default sizes.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from ...gen.scoring.words import scoring_words
 from ...gen.variant import Variant
 from ..cards.slug import same_card
 from ..search.nearness import masks_differ, numbers_distance, scores_differ, shape_distance
-from .expected import Errors
+from .expected import CLEARLY, Errors, of_sibling
 from .library import Entry, is_shipped
 
 
@@ -139,7 +142,7 @@ def find(
 
 
 def _kind(entry: Entry, limits: DeviceLimits) -> tuple[bool, bool]:
-    """Whether an entry was predicted, and whether it is of another card: what comes before all else."""
+    """Whether an entry was predicted, and whether it is of another card."""
     return entry.predicted, not same_card(entry.slug, limits.slug)
 
 
@@ -150,19 +153,26 @@ def _by_time(
     nearest tells the time."""
     errors = Errors(known, limits)
 
-    def away(entry: Entry) -> tuple[bool, float]:
+    def away(entry: Entry) -> tuple[bool, float, bool]:
         tuned = entry.kernel.problem
-        return masks_differ(tuned, problem), shape_distance(tuned, problem)
+        return masks_differ(tuned, problem), shape_distance(tuned, problem), _kind(entry, limits)[1]
+
+    def kind(entry: Entry) -> tuple[bool, bool]:
+        predicted, other_card = _kind(entry, limits)
+        return predicted, other_card and not of_sibling(entry, limits)
 
     def kernel(entry: Entry) -> tuple[Any, ...]:
-        return (*_kind(entry, limits), entry.kernel.variant)
+        return (*kind(entry), entry.kernel.variant)
 
     nearest = {kernel(each): each for each in sorted(known, key=away, reverse=True)}
     expected = {made: errors.expect(each, problem) for made, each in nearest.items()}
 
     def rank(entry: Entry) -> tuple[Any, ...]:
-        told = expected[kernel(entry)]
-        return (*_kind(entry, limits), any(away(entry)), told.us if told else inf, *away(entry))
+        told, is_sibling = expected[kernel(entry)], of_sibling(entry, limits)
+        other_mask, distance, _ = away(entry)
+        is_exact = not other_mask and not distance
+        us = (told.us if told else inf) / (CLEARLY if is_exact and is_sibling else 1.0)
+        return (*kind(entry), is_sibling or not is_exact, us, *away(entry))
 
     return rank
 
@@ -174,14 +184,13 @@ def nearest_variants(
     family: type[Variant],
     count: int = 2,
 ) -> list[Variant]:
-    """Returns winners worth trying first: of family and dtype, nearest in card, head dims, precision, masks
-    changes of scores, latent values, layout, pages and types of keys, and then as `find` has it in rows, mask
-    and shape."""
+    """Returns winners worth trying first: of family and dtype, nearest in architecture, head dims, precision,
+    masks, changes of scores, latent values, layout, pages and types of keys, and then as `find` has it in
+    rows, mask and shape."""
 
     def rank(entry: Entry) -> tuple[Any, ...]:
         tuned = entry.kernel.problem
         return (
-            not same_card(entry.slug, limits.slug),
             abs(entry.kernel.arch - limits.arch),
             abs(log2(tuned.head_dim / problem.head_dim)) + abs(log2(tuned.head_dim_v / problem.head_dim_v)),
             tuned.precision != problem.precision,
@@ -196,6 +205,8 @@ def nearest_variants(
             tuned.has_few_queries != problem.has_few_queries,
             masks_differ(tuned, problem),
             shape_distance(tuned, problem),
+            # What is best is rather a matter of the shape than of which card of an architecture it is.
+            not same_card(entry.slug, limits.slug),
         )
 
     same = [e for e in known if type(e.kernel.variant) is family and e.kernel.problem.dtype == problem.dtype]

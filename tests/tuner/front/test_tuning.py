@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
 from dataclasses import replace
 
@@ -85,6 +86,40 @@ def test_a_choice_is_explained_without_building(home, monkeypatch):
     assert "f16_d128_causal_n2000 on H200, emulated" in text and "built by its first call" in text
     assert "flashgen tune --dtype f16 --d 128 --causal" in text
     assert told.limiter in text and all(name in text for name, _ in told.others)
+
+
+def test_on_another_card_of_the_architecture_what_was_tuned_for_just_this_serves(home, monkeypatch):
+    monkeypatch.setattr(candidates, "_untuned", lambda *of: [])
+    shape = {"batch": 32, "seqlen_q": 512, "seqlen_k": 512, "causal": True}
+    known = library.entries([library.shipped_folder()])
+    problem = Problem(**BF16_D128, **shape)
+    best = candidates.candidates(problem, preset("h100"), known)[0]
+    assert best.elsewhere and not best.exact
+    assert best.record is not None and best.record.kernel.problem == problem
+    monkeypatch.setattr(RECORDS, "_found", tuple(known))
+    workshop = Workshop(sim_card("sim:h100"))
+    for _ in range(2):  # as it is ranked, and as it is remembered
+        found = next(workshop.fitting(problem))
+        assert (found.candidate.variant, found.candidate.elsewhere) == (best.variant, True)
+        # No figure of an H200 goes by the name of an H100.
+        assert not found.entry.measurement and found.entry.device["name"] == "H100 SXM5"
+        workshop = Workshop(sim_card("sim:h100"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (4096, "tuned for just this on NVIDIA H200; nothing known is predicted to be clearly faster here"),
+        (3000, r"tuned as \w+ on NVIDIA H200, predicted to be the fastest of all known on this shape"),
+    ],
+)
+def test_who_is_told_why_hears_of_the_card(home, monkeypatch, rows, words):
+    monkeypatch.setattr(candidates, "_untuned", lambda *of: [])
+    q = np.zeros((4, 8, rows, 40), np.float16)
+    told = flashgen.explain(q, q, q, device="sim:h100")
+    assert re.fullmatch(words, told.why), told.why
+    assert told.tuned_on == "NVIDIA H200" and not told.exact and told.measured_us is None
+    assert "not tuned for just their call" in told.tuning_may_bring
 
 
 @needs_compiler
