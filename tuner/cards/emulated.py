@@ -171,7 +171,7 @@ class SimToolchain:
             source = artifact.with_name(SOURCE_NAME)
             source.write_text(kernel.source, encoding="utf-8")
             if self.races:
-                self._build_to_tell(source, [*extra, str(runtime)], artifact)
+                self._build_to_tell(source, extra, runtime, artifact)
                 return {}
             header = self._header_in(artifact.parent)
             command = [*self._command(header), *extra, "-x", "c++", str(source)]
@@ -192,14 +192,23 @@ class SimToolchain:
             cached=entry.hit,
         )
 
-    def _build_to_tell(self, source: Path, link: Sequence[str], artifact: Path) -> None:
+    def _build_to_tell(self, source: Path, extra: Sequence[str], runtime: Path, artifact: Path) -> None:
         """Compiles a kernel that tells of its accesses, and links it as any other."""
-        objects = artifact.with_suffix(".o")
-        command = [*self._command(), TELL_OF_ACCESSES, "-c", "-x", "c++", str(source), "-o", str(objects)]
-        run_compiler(command, artifact.parent, makes=objects)
-        self._compile(
-            [str(self.compiler.path), *self._flags(), str(objects), *link, "-o", str(artifact)], artifact
-        )
+        told = artifact.with_suffix(".o")
+        command = [
+            *self._command(),
+            TELL_OF_ACCESSES,
+            *extra,
+            "-c",
+            "-x",
+            "c++",
+            str(source),
+            "-o",
+            str(told),
+        ]
+        run_compiler(command, artifact.parent, makes=told)
+        link = [str(self.compiler.path), *self._flags(), *extra, str(told), str(runtime), "-o", str(artifact)]
+        self._compile(link, artifact)
 
     def shared(self) -> list[Path]:
         """Returns what all kernels are built with, compiled into the cache where it is not there."""
