@@ -45,9 +45,8 @@ def runner(device: CudaDevice) -> Iterator[CudaRunner]:
     runner.close()
 
 
-def kernel_of(device: CudaDevice, family: str, dtype: str, name: str):
-    """A kernel by chance; skips where the card has none of the family."""
-    problem = Problem(
+def problem_of(dtype: str, name: str) -> Problem:
+    return Problem(
         batch=2,
         num_q_heads=4,
         num_kv_heads=2,
@@ -58,6 +57,11 @@ def kernel_of(device: CudaDevice, family: str, dtype: str, name: str):
         causal=name in ("prefix", "window"),
         scoring=ASKED[name],
     )
+
+
+def kernel_of(device: CudaDevice, family: str, dtype: str, name: str):
+    """A kernel by chance; skips where the card has none of the family."""
+    problem = problem_of(dtype, name)
     found = draw(family_named(family), problem, device.limits, 1, random.Random(f"{family} {dtype} {name}"))
     if not found:
         pytest.skip(f"no kernel of {family} runs {problem.name} on {device.limits.name}")

@@ -52,11 +52,17 @@ class LegalChoices:
     """
 
     def __init__(
-        self, family: type[Variant], factors: Mapping[str, Sequence[Any]], rng: random.Random
+        self,
+        family: type[Variant],
+        factors: Mapping[str, Sequence[Any]],
+        rng: random.Random,
+        problem: Problem | None = None,
     ) -> None:
+        """``problem`` is what all are to compute, instead of what the factors in front make: those say what
+        it is then, one value each."""
         self.names = (*IN_FRONT, *(p.name for p in family.parameters()))
         self.values = [tuple(factors[name]) for name in self.names]
-        self._family, self._rng = family, rng
+        self._family, self._rng, self._of_all = family, rng, problem
         self._places = {name: place for place, name in enumerate(self.names)}
         self._read: set[int] = set()
         self._variants = _watched(family, {p.name: p.name for p in family.parameters()}, self._note)
@@ -172,7 +178,7 @@ class LegalChoices:
         key = tuple(chosen[: len(IN_FRONT)])
         if key not in self._known_problems:
             made = object.__new__(self._problems)
-            made.__dict__.update(vars(problem_of(self.assignment(chosen))))
+            made.__dict__.update(vars(self._of_all or problem_of(self.assignment(chosen))))
             self._known_problems[key] = made
         return self._known_problems[key]
 

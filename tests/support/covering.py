@@ -21,9 +21,9 @@ from tests.support.choices import LegalChoices, Order, problem_of
 CANDIDATES, BY_CHANCE = 20, 0.1
 #: Choices after which no further assignment with a pair is looked for.
 MAX_CHOICES = 2000
-#: Variants that `draw` tries for all that it is asked for, and for one: of some spaces one in thousands
-#: is legal.
-MIN_TRIES, MAX_TRIES = 3000, 200_000
+#: Variants that `draw` tries for all that it is asked for, and without finding any: of some spaces one in
+#: thousands is legal, of others one in millions.
+MIN_TRIES, BLIND_TRIES = 3000, 1000
 
 #: Head dims of keys and values: odd, narrow, between powers of two, of two widths.
 HEAD_DIMS = (
@@ -76,7 +76,7 @@ E4M3_HEAD_DIMS = ((16, 16), (48, 80), (64, 64), (96, 208), (192, 32))
 SPLIT_IN_PLACE: dict[str, Any] = {"split": "in_place", "summed_columns": 0}
 #: And where no scores are asked for, whose arrays and bits have tests of their own.
 UNSCORED: dict[str, Any] = {"bias_stages": 0, "bias_heads": 1, "seen_bits": False}
-#: What no legal `Wgmma` of 16 bits with plain scores has otherwise: hardly one of `MAX_TRIES` has all of it.
+#: What no legal `Wgmma` of 16 bits with plain scores has otherwise: hardly one of a million has all of it.
 OF_16_BITS: dict[str, Any] = {"weights": "f16", "tangent": "polynomial", "split_by": "rows"}
 OF_16_BITS |= {**UNSCORED, **SPLIT_IN_PLACE}
 #: The same of float32 in parts that blocks split themselves.
@@ -236,11 +236,14 @@ def draw(
     rng: random.Random,
     held: Mapping[str, Any] | None = None,
 ) -> list[Variant]:
-    """Legal variants by chance, up to ``count``, fewer where few are legal; ``held`` ones have that value."""
+    """Legal variants by chance, up to ``count``, fewer where few are legal; ``held`` ones have that value.
+
+    Where blind tries find none, values are chosen where rules look, as for covers.
+    """
     choices = {p.name: p.choices for p in family.parameters()} | {n: (x,) for n, x in (held or {}).items()}
     found: dict[Variant, None] = {}
-    for tried in range(MAX_TRIES):
-        if len(found) == count or (found and tried >= MIN_TRIES + 100 * count):
+    for tried in range(MIN_TRIES + 100 * count):
+        if len(found) == count or (not found and tried == BLIND_TRIES):
             break
         variant = family.with_values({name: rng.choice(of_it) for name, of_it in choices.items()})
         try:
@@ -248,7 +251,36 @@ def draw(
         except Illegal:
             continue
         found[variant] = None
-    return list(found)
+    return list(found or search(family, problem, limits, count, rng, choices))
+
+
+def search(
+    family: type[Variant],
+    problem: Problem,
+    limits: DeviceLimits,
+    count: int,
+    rng: random.Random,
+    choices: Mapping[str, Sequence[Any]],
+) -> dict[Variant, None]:
+    """What `draw` does where one variant in thousands is legal."""
+    factors: dict[str, Sequence[Any]] = {
+        "numbers": [(problem.dtype, problem.precision)],
+        "dims": [(problem.head_dim, problem.head_dim_v)],
+        "causal": [problem.causal],
+        "limits": [limits],
+        **choices,
+    }
+    legal = LegalChoices(family, factors, rng, problem)
+    found: dict[Variant, None] = {}
+    for _ in range(2 * count):
+        chosen = legal.find({}, legal.by_chance) if len(found) < count else None
+        if chosen is None:
+            break
+        values = legal.assignment(chosen)
+        variant = family.with_values({name: values[name] for name in choices})
+        variant.check(problem, limits)
+        found[variant] = None
+    return found
 
 
 def cover(

@@ -83,6 +83,10 @@ SANITIZE_FLAGS = (
     "-fsanitize=address,alignment",
     "-fno-sanitize-recover=alignment",
 )
+#: The emulation takes the place of ThreadSanitizer's library: kernels alone are compiled for it, nothing is
+#: linked.
+RACES_FLAGS = ("-O1", "-DEMULATION_RACES=1")
+TELL_OF_ACCESSES = "-fsanitize=thread"
 
 
 class _Config(ctypes.Structure):
@@ -98,11 +102,13 @@ class _Config(ctypes.Structure):
 
 @dataclass(frozen=True)
 class SimDevice:
-    """An emulated card. ``sanitize`` runs kernels under AddressSanitizer, some ten times slower."""
+    """An emulated card. ``sanitize`` runs kernels under AddressSanitizer, some ten times slower; ``races``,
+    instead, finds accesses to shared memory that nothing orders, slower still."""
 
     name: str
     limits: DeviceLimits
     sanitize: bool = False
+    races: bool = False
 
     @property
     def spec(self) -> str:
@@ -123,7 +129,7 @@ class SimDevice:
     def toolchain(self) -> SimToolchain:
         """Returns the host's compiler with the emulation. Raises FlashgenError when there is no C++
         compiler."""
-        return SimToolchain(self.limits, find_host_compiler(), self.sanitize)
+        return SimToolchain(self.limits, find_host_compiler(), self.sanitize, self.races)
 
     def open(self) -> SimRunner:
         return SimRunner(self.limits, sanitize=self.sanitize)
@@ -136,6 +142,7 @@ class SimToolchain:
     limits: DeviceLimits
     compiler: HostCompiler
     sanitize: bool = False
+    races: bool = False
 
     @property
     def version(self) -> str:
@@ -163,6 +170,9 @@ class SimToolchain:
         def produce(artifact: Path) -> Mapping[str, Any]:
             source = artifact.with_name(SOURCE_NAME)
             source.write_text(kernel.source, encoding="utf-8")
+            if self.races:
+                self._build_to_tell(source, extra, runtime, artifact)
+                return {}
             header = self._header_in(artifact.parent)
             command = [*self._command(header), *extra, "-x", "c++", str(source)]
             command += [str(EMULATION / "runner.cpp")] if self.sanitize else []
@@ -171,7 +181,8 @@ class SimToolchain:
             artifact.chmod(0o755)
             return {}
 
-        entry = cached([kernel.source, *self._how(), *extra], suffix, produce)
+        how = [TELL_OF_ACCESSES] if self.races else []
+        entry = cached([kernel.source, *self._how(), *how, *extra], suffix, produce)
         return Build(
             kernel,
             entry.path,
@@ -180,6 +191,24 @@ class SimToolchain:
             seconds=time.monotonic() - started,
             cached=entry.hit,
         )
+
+    def _build_to_tell(self, source: Path, extra: Sequence[str], runtime: Path, artifact: Path) -> None:
+        """Compiles a kernel that tells of its accesses, and links it as any other."""
+        told = artifact.with_suffix(".o")
+        command = [
+            *self._command(),
+            TELL_OF_ACCESSES,
+            *extra,
+            "-c",
+            "-x",
+            "c++",
+            str(source),
+            "-o",
+            str(told),
+        ]
+        run_compiler(command, artifact.parent, makes=told)
+        link = [str(self.compiler.path), *self._flags(), *extra, str(told), str(runtime), "-o", str(artifact)]
+        self._compile(link, artifact)
 
     def shared(self) -> list[Path]:
         """Returns what all kernels are built with, compiled into the cache where it is not there."""
@@ -214,7 +243,8 @@ class SimToolchain:
             check_object_file(artifact, self.compiler.path.name)
 
     def _flags(self) -> tuple[str, ...]:
-        return (*COMPILE_FLAGS, *(SANITIZE_FLAGS if self.sanitize else FAST_FLAGS), *_machine_flags())
+        chosen = SANITIZE_FLAGS if self.sanitize else RACES_FLAGS if self.races else FAST_FLAGS
+        return (*COMPILE_FLAGS, *chosen, *_machine_flags())
 
     def _command(self, header: Path = EMULATION / HEADER) -> list[str]:
         return [*self._command_of_header(), "-include", str(header)]

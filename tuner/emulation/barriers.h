@@ -170,11 +170,15 @@ class NamedBarriers {
       return;
     }
     meeting.arrived = 0;
+    ++meeting.turn;
     for (unsigned i = 0; i < scheduler_.size(); ++i) {
       Thread& other = scheduler_.thread(i);
       if (other.state == State::kAtMeeting && met_[i] == id) other.state = State::kReady;
     }
   }
+
+  // How often all have come to a barrier.
+  unsigned turn(int id) const { return id >= 0 && id < kCount ? meetings_[id].turn : 0; }
 
   std::string describe(const Thread& thread) const {
     const int id = met_[thread.index];
@@ -187,6 +191,7 @@ class NamedBarriers {
 
   struct Meeting {
     int threads = 0, arrived = 0;
+    unsigned turn = 0;
   };
 
   Scheduler& scheduler_;

@@ -21,6 +21,7 @@
 #include "barriers.h"
 #include "copy_engine.h"
 #include "matrix_product.h"
+#include "races.h"
 #include "sanitizer.h"
 #include "scheduler.h"
 #include "subnormals.h"
@@ -82,6 +83,7 @@ class Block : public Scheduler {
     view.start();
     phases.start();
     named.start();
+    races.start();
     engine.start();
     warpgroups.start();
     elected_lane = random().next() % kWarp;
@@ -150,6 +152,7 @@ class Block : public Scheduler {
   AsyncView view{*this};
   PhaseBarriers phases{*this};
   NamedBarriers named{*this};
+  Races races{*this};
   CopyEngine engine{*this, phases, view};
   Warpgroups warpgroups{*this, view};
   unsigned elected_lane = 0;  // by elect.sync, always the same
@@ -425,14 +428,20 @@ int lane_of_warp() { return running->current().index % kWarp; }
 bool sync_block(const char* what, int line, bool predicate) {
   Thread& thread = running->current();
   thread.bits = predicate;
+  const uint64_t turn = running->races.turn(Races::kOfBlock, 0);
+  running->races.leave(Races::kOfBlock, 0, turn);
   running->wait(State::kAtBarrier, what, line);
+  running->races.join(Races::kOfBlock, 0, turn);
   return thread.bits != 0;
 }
 
 void sync_warp(uint32_t mask, const char* what, int line) {
   Thread& thread = enter_exchange(mask, what, line);
   thread.source = thread.index % kWarp;
+  const uint64_t id = uint64_t(thread.warp()) << 32 | mask, turn = running->races.turn(Races::kOfWarp, id);
+  running->races.leave(Races::kOfWarp, id, turn);
   running->wait(State::kAtWarp, what, line, mask);
+  running->races.join(Races::kOfWarp, id, turn);
 }
 
 uint64_t exchange(uint32_t mask, uint64_t bits, int source, const char* what, int line) {
@@ -509,16 +518,28 @@ void init_barrier(unsigned long long* barrier, unsigned arrivals, const char* wh
 }
 void show_barriers() { running->phases.show(); }
 void arrive(unsigned long long* barrier, unsigned bytes, const char* what, int line) {
+  if (EMULATION_RACES) {
+    const PhaseBarriers::Barrier& known = running->phases.at(*running, barrier, what, line);
+    running->races.leave(Races::kPhases, known.place, known.phase);
+  }
   running->phases.arrive(*running, barrier, bytes, what, line);
 }
 void arrive_at(unsigned long long* barrier, unsigned block, const char* what, int line) {
   cluster->reach(block, what, line).phases.arrive(*running, barrier, 0, what, line);
 }
+// What was done before a phase ended comes before what the running thread does.
+static void join_phase(unsigned long long* barrier, unsigned parity) {
+  running->races.join(Races::kPhases, reinterpret_cast<unsigned char*>(barrier) - shared_bytes, parity);
+}
+
 void wait_for_phase(unsigned long long* barrier, unsigned parity, const char* what, int line) {
   running->phases.wait(barrier, parity, what, line);
+  join_phase(barrier, parity);
 }
 bool test_phase(unsigned long long* barrier, unsigned parity, const char* what, int line) {
-  return running->phases.test(barrier, parity, what, line);
+  const bool ended = running->phases.test(barrier, parity, what, line);
+  if (ended) join_phase(barrier, parity);
+  return ended;
 }
 
 void meet(int id, int threads, bool waits, const char* what, int line) {
@@ -533,17 +554,28 @@ void meet(int id, int threads, bool waits, const char* what, int line) {
     }
   };
   work_together(compare, asked, what, line);
+  const unsigned turn = running->named.turn(id);
+  running->races.leave(Races::kNamed, id, turn);
   running->named.meet(id, threads, waits, what, line);
+  if (waits) running->races.join(Races::kNamed, id, turn);
 }
 
-void sync_cluster(const char* what, int line) { running->wait(State::kAtCluster, what, line); }
+void sync_cluster(const char* what, int line) {
+  running->races.leave(Races::kOfCluster, 0, 0);
+  running->wait(State::kAtCluster, what, line);
+  running->races.join(Races::kOfCluster, 0, 0);
+}
 
-void arrive_at_cluster() { ++running->current().cluster_arrivals; }
+void arrive_at_cluster() {
+  running->races.leave(Races::kOfCluster, 0, 0);
+  ++running->current().cluster_arrivals;
+}
 
 void wait_for_cluster(const char* what, int line) {
   const unsigned times = running->current().cluster_arrivals;
   if (times == 0) running->fail(format("%s: %s in line %d before it has arrived", running->here().c_str(), what, line));
   while (!cluster->arrived(times)) running->wait(State::kPolls, what, line);
+  running->races.join(Races::kOfCluster, 0, 0);
 }
 
 void write_block(void* shared, const void* values, size_t bytes, unsigned block, const char* what, int line) {
@@ -614,6 +646,7 @@ void store_matrices(void* row, const unsigned* registers, int count, const char*
   StoreOperands operands{row, registers};
   if (int(running->current().index % kWarp) < 8 * count) {
     running->view.written(running->place_of(row, 16, 16, what, line));
+    if (EMULATION_RACES) running->races.access(row, 16, true);
   }
   const WarpWork collect = transposed ? collect_transposed : count == 2 ? collect_matrices<2> : collect_matrices<4>;
   work_together(collect, &operands, what, line);
@@ -778,3 +811,45 @@ void emulation_add_memory(const void* begin, size_t bytes) {
 }
 
 const char* emulation_message() { return emulation::message.c_str(); }
+
+#if EMULATION_RACES
+// What the compiler calls for each access of a kernel, as it would ThreadSanitizer.
+namespace {
+
+void note(const void* address, size_t bytes, bool writes) {
+  if (emulation::running) emulation::running->races.access(address, bytes, writes);
+}
+
+}  // namespace
+
+extern "C" {
+void __tsan_init() {}
+void __tsan_func_entry(void*) {}
+void __tsan_func_exit() {}
+void __tsan_vptr_update(void**, void*) {}
+void __tsan_read_range(void* address, size_t bytes) { note(address, bytes, false); }
+void __tsan_write_range(void* address, size_t bytes) { note(address, bytes, true); }
+#define EMULATION_ACCESSES(bytes)                                                      \
+  void __tsan_read##bytes(void* address) { note(address, bytes, false); }              \
+  void __tsan_write##bytes(void* address) { note(address, bytes, true); }              \
+  void __tsan_unaligned_read##bytes(void* address) { note(address, bytes, false); }    \
+  void __tsan_unaligned_write##bytes(void* address) { note(address, bytes, true); }
+EMULATION_ACCESSES(1)
+EMULATION_ACCESSES(2)
+EMULATION_ACCESSES(4)
+EMULATION_ACCESSES(8)
+EMULATION_ACCESSES(16)
+#undef EMULATION_ACCESSES
+// Atomic accesses race with nothing that kernels do.
+unsigned char __tsan_atomic8_load(const volatile unsigned char* from, int) {
+  return __atomic_load_n(from, __ATOMIC_ACQUIRE);
+}
+unsigned __tsan_atomic32_load(const volatile unsigned* from, int) { return __atomic_load_n(from, __ATOMIC_RELAXED); }
+unsigned __tsan_atomic32_fetch_add(volatile unsigned* to, unsigned value, int) {
+  return __atomic_fetch_add(to, value, __ATOMIC_RELAXED);
+}
+int __tsan_atomic32_compare_exchange_strong(volatile unsigned* at, unsigned* expected, unsigned value, int, int) {
+  return __atomic_compare_exchange_n(at, expected, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+}
+}
+#endif

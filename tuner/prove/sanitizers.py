@@ -40,7 +40,8 @@ def for_sanitizer(kernel: Kernel, tool: str) -> Kernel:
 
     racecheck takes an arrival at a barrier in shared memory for the arriving lane's alone: what other lanes
     of its warp did before a ``__syncwarp`` looks unordered to it. Under ``FLASHGEN_RACECHECK`` all of them
-    arrive.
+    arrive. Nor does it see all that is ordered by coming to a named barrier without waiting there: where
+    data pass by ordinary stores, both sides wait.
     """
     if tool != "racecheck":
         return kernel

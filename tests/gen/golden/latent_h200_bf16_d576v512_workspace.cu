@@ -515,12 +515,18 @@ __device__ __forceinline__ void pass_weights(
     // Lanes 0 to 15 name the rows of one column of eight, the others those of the next.
     stmatrix_x4(smem.p + own_row * kChunk + ((step * 2 + lane / 16) ^ own_row % 8) * 8, p[step]);
   }
+  __syncwarp();  // all lanes have read the maxima that one of four overwrites
   if (lane % 4 == 0) {
     smem.row_max[row] = softmax.max[0];
     smem.row_max[row + 8] = softmax.max[1];
   }
   fence_proxy_async();
+#ifdef FLASHGEN_RACECHECK
+  // compute-sanitizer's racecheck does not see all that the arrival orders: for it both wait.
+  named_barrier_sync(kWeightsBarrier + consumer, kConsumerThreads);
+#else
   named_barrier_arrive(kWeightsBarrier + consumer, kConsumerThreads);
+#endif
 }
 
 // Whether what the tensor cores made of a row can be trusted. Beyond 2^20, the maximum is rounded by more than weights

@@ -72,12 +72,18 @@ extern "C" int tiny(const AttentionArgs* args, cudaStream_t stream) {
 
 
 def build(
-    body: str, *, threads: int = 64, blocks: int = 1, smem: int = 1024, sanitize: bool = False
+    body: str,
+    *,
+    threads: int = 64,
+    blocks: int = 1,
+    smem: int = 1024,
+    sanitize: bool = False,
+    races: bool = False,
 ) -> Build:
     """A kernel of one's own: ``body`` reads q, k and v and writes o, all rows of one float."""
     source = FRAME % {"body": body, "threads": threads, "blocks": blocks, "smem": smem}
     kernel = Kernel(Problem(head_dim=1), Simt(), CARD.arch, source, "tiny", (Launch(threads, smem, None),))
-    return SimDevice("gtx-1080", CARD, sanitize).toolchain().build(kernel)
+    return SimDevice("gtx-1080", CARD, sanitize, races).toolchain().build(kernel)
 
 
 def run(built: Build, rows: int = 64, *, seed: int = 0, sanitize: bool = False, q=None) -> np.ndarray:
@@ -135,6 +141,37 @@ def test_a_missing_warp_barrier_shows():
 def test_a_warp_barrier_does_not_order_other_warps():
     cross = results("shared[i] = q[i]; __syncwarp(); o[i] = shared[n - 1 - i];")
     assert all(np.isnan(o).any() for o in cross)
+
+
+#: Between a lane's reading of its neighbour's float and the neighbour's writing of it: what orders memory.
+ORDERING = ("__syncwarp();", "__syncthreads();")
+#: And what lanes do together that does not, though none goes on before all have come.
+NOT_ORDERING = ("__any_sync(0xffffffffu, value > 5.0f);", "__shfl_xor_sync(0xffffffffu, value, 1);", "")
+OVERWRITES = (
+    "shared[i] = q[i]; __syncwarp(); const float value = shared[i ^ 1]; %s shared[i] = -value; o[i] = value;"
+)
+
+
+@pytest.mark.parametrize("between", ORDERING)
+def test_ordered_accesses_are_no_race(between):
+    o = run(build(OVERWRITES % between, races=True))
+    np.testing.assert_array_equal(o.reshape(-1, 2)[:, ::-1].ravel(), np.arange(64))
+
+
+@pytest.mark.parametrize("between", NOT_ORDERING)
+def test_accesses_that_nothing_orders_are_a_race(between):
+    built = build(OVERWRITES % between, races=True)
+    with pytest.raises(
+        LaunchError, match=r"race: block 0, thread \d+, .* (has read|has written): nothing in"
+    ):
+        run(built)
+
+
+def test_writing_what_is_there_is_no_race():
+    body = "shared[lane] = %s; __syncthreads(); o[i] = shared[lane];"
+    np.testing.assert_array_equal(run(build(body % "1.0f", races=True)), np.ones(64))
+    with pytest.raises(LaunchError, match="has written"):
+        run(build(body % "q[i]", races=True))
 
 
 def test_the_seed_alone_draws_the_order():

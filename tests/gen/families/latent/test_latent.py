@@ -17,7 +17,10 @@ from flashgen.gen.scoring.asked import Scoring
 from flashgen.gen.space import enumerate_space
 from flashgen.gen.variant import Illegal
 from flashgen.tuner.cards.emulated import SimDevice, SimRunner
+from flashgen.tuner.errors import LaunchError
+from flashgen.tuner.evaluate.validate import validate
 from flashgen.tuner.predict.cost_model import predict
+from flashgen.tuner.prove.sanitizers import for_sanitizer
 
 from tests.support.covering import Setting
 from tests.support.depth import sampled
@@ -111,6 +114,26 @@ def test_a_kernel_makes_the_same_bits_in_any_order(variant: Latent) -> None:
     v = k[..., : problem.head_dim_v]
     found = [SimRunner(H200, seed=seed).attend(build, q, k, v, scale=0.1)[0] for seed in range(6)]
     assert all(np.array_equal(found[0].view(np.uint16), each.view(np.uint16)) for each in found)
+
+
+@needs_compiler
+def test_accesses_to_shared_memory_are_ordered() -> None:
+    kernel = render(Latent(boxes=3), replace(SMALL, dtype="f16", page_size=64, causal=True), H200)
+    device = SimDevice("emulated", H200, races=True)
+    assert 0 < validate(device.open(), device.toolchain().build(kernel), seed=1) <= kernel.problem.tolerance
+    # Without it lanes overwrite maxima that others have read: a vote in between orders no memory.
+    fence = "__syncwarp();  // all lanes have read the maxima"
+    assert fence in kernel.source
+    without = device.toolchain().build(replace(kernel, source=kernel.source.replace(fence, "//")))
+    with pytest.raises(LaunchError, match=r"race: .* writes byte \d+ .*, which thread \d+, .* has read"):
+        validate(device.open(), without, seed=1)
+
+
+@needs_compiler
+def test_what_racecheck_sees_is_right_as_well() -> None:
+    kernel = for_sanitizer(render(Latent(), replace(SMALL, dtype="f16", causal=True), H200), "racecheck")
+    device = SimDevice("emulated", H200)
+    assert 0 < validate(device.open(), device.toolchain().build(kernel), seed=6) <= kernel.problem.tolerance
 
 
 #: Passages of a kernel, and what breaks it.

@@ -282,7 +282,7 @@ def test_legal_variants_render(limits, dims: tuple[int, int]) -> None:
     for asked in ({}, {"page_size": 16}, {"scoring": Scoring(window=(9, 0), softcap=9.0)}):
         its = replace(problem, **asked)
         for variant in draw(Mma, its, limits, 20, random.Random(1)):
-            assert_tidy(render(variant, its, limits).source, variant.name, longest=165 if asked else 130)
+            assert_tidy(render(variant, its, limits).source, variant.name, longest=165 if asked else 140)
 
 
 @pytest.mark.parametrize(

@@ -395,7 +395,7 @@ def test_legal_variants_render(card, problem):
     limits = preset(card)
     for variant in draw(Mma, problem, limits, SAMPLED, random.Random(1)):
         kernel = render(variant, problem, limits)
-        assert_tidy(kernel.source, variant.name)
+        assert_tidy(kernel.source, variant.name, longest=150)
 
 
 @pytest.mark.parametrize(
