@@ -16,7 +16,7 @@ from ..predict.cost_model import predict
 from ..predict.prior import prior_of
 from ..predict.ranking import predicted_fastest
 from ..serving import serving_families
-from ..shelf.expected import CLEARLY, Errors, of_sibling
+from ..shelf.expected import CLEARLY, Errors, may_be_overtaken, of_sibling
 from ..shelf.library import Entry
 from .asked import in_steps
 
@@ -47,8 +47,9 @@ class Candidate:
 def candidates(
     problem: Problem, limits: DeviceLimits, known: Iterable[Entry], *, repeating: bool = False
 ) -> list[Candidate]:
-    """Returns what may serve a problem on a card, the fastest by prediction first; what was tuned for just
-    this stands before all others, and if on another card before all that are not clearly faster.
+    """Returns what may serve a problem on a card, the fastest by prediction first; what was tuned here for
+    just this stands before all others, and if on another card, or shipped, before all that are not clearly
+    faster.
     ``repeating``: only what makes the same bits every run.
 
     Raises NotServed where no family computes it there.
@@ -64,11 +65,13 @@ def candidates(
     if not any(each.exact and each.record is not None and not each.record.predicted for each in found):
         found += _untuned(problem, families, errors, repeating)
     best = {each.variant: each for each in sorted(found, key=_tells, reverse=True)}
-    return sorted(best.values(), key=_order)
 
+    def order(candidate: Candidate) -> tuple[bool, float]:
+        record, exact = candidate.record, candidate.exact or candidate.elsewhere
+        stands = exact and record is not None and not may_be_overtaken(record, limits)
+        return not stands, candidate.predicted_us / (CLEARLY if exact and not stands else 1.0)
 
-def _order(candidate: Candidate) -> tuple[bool, float]:
-    return (not candidate.exact, candidate.predicted_us / (CLEARLY if candidate.elsewhere else 1.0))
+    return sorted(best.values(), key=order)
 
 
 def _tells(candidate: Candidate) -> tuple[bool, bool, float]:

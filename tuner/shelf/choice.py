@@ -8,11 +8,11 @@ The order of choice, which `find` documents to the user as well:
 2. Measured kernels come before predicted ones.
 3. Another compute capability's kernel is not used. Of cards of the same one, those come last that have no
    preset: the cost model cannot tell what their times say of the card.
-4. Where sizes were asked for, what was tuned for just these on the card, under the same mask (one row sees
-   all keys, whatever the mask), else the kernel that should take the least time on them: by the cost model,
-   and by how far that was from what was measured of each. What was tuned for just these on another card is
-   only left for what should be clearly faster. Those of which the model says nothing come last, the nearest
-   in query rows, keys that each sees and heads over the batch first.
+4. Where sizes were asked for, what was tuned here for just these on the card, under the same mask (one row
+   sees all keys, whatever the mask), else the kernel that should take the least time on them: by the cost
+   model, and by how far that was from what was measured of each. What was shipped for just these, or tuned on
+   another card, is only left for what should be clearly faster. Those of which the model says nothing come
+   last, the nearest in query rows, keys that each sees and heads over the batch first.
 5. Where none were asked for, a kernel tuned on the card before one of another, then under the same mask
    before one tuned under the other (a kernel serves both), then the last that was tuned here; of the shipped
    ones, the nearest to the default sizes.
@@ -32,7 +32,7 @@ from ...gen.scoring.words import scoring_words
 from ...gen.variant import Variant
 from ..cards.slug import same_card
 from ..search.nearness import masks_differ, numbers_distance, scores_differ, shape_distance
-from .expected import CLEARLY, Errors, of_sibling
+from .expected import CLEARLY, Errors, may_be_overtaken, of_sibling
 from .library import Entry, is_shipped
 
 
@@ -168,11 +168,12 @@ def _by_time(
     expected = {made: errors.expect(each, problem) for made, each in nearest.items()}
 
     def rank(entry: Entry) -> tuple[Any, ...]:
-        told, is_sibling = expected[kernel(entry)], of_sibling(entry, limits)
+        told = expected[kernel(entry)]
         other_mask, distance, _ = away(entry)
         is_exact = not other_mask and not distance
-        us = (told.us if told else inf) / (CLEARLY if is_exact and is_sibling else 1.0)
-        return (*kind(entry), is_sibling or not is_exact, us, *away(entry))
+        stands = is_exact and not may_be_overtaken(entry, limits)
+        us = (told.us if told else inf) / (CLEARLY if is_exact and not stands else 1.0)
+        return (*kind(entry), not stands, us, *away(entry))
 
     return rank
 

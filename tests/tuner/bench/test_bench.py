@@ -614,7 +614,8 @@ def test_the_reports_steps_are_contenders_on_its_cases_alone(tmp_path):
     of_gradients = {"fa3-det", "fa4-det", "flashgen-det"}
     timed = {n for row in plan.contenders for n in row}
     assert set(contender_names()) == timed | of_halves | of_sequences | of_gradients
-    assert set(plan.modules) - {None} and all(row.exact for row in plan.rows)
+    assert set(plan.modules) - {None} and all(row.kernel for row in plan.rows)
+    assert sum(row.exact for row in plan.rows) >= 4  # others may be clearly faster
 
 
 def test_a_step_too_slow_at_full_length_is_scaled(fake, tmp_path):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from flashgen.gen.limits import DeviceLimits, preset
 from flashgen.gen.problem import Problem
-from flashgen.tuner.shelf import choice
+from flashgen.tuner.shelf import choice, expected
 from flashgen.tuner.shelf.expected import CLEARLY, Errors, measured_on, of_sibling, predicted_us
 from flashgen.tuner.shelf.library import Entry
 
@@ -76,17 +76,17 @@ def test_a_family_has_the_mean_error_of_its_card_else_that_of_its_architecture()
     assert found is not None and found.us == pytest.approx(told_of(H100) * math.exp(errors.mean_of(LADDER)))
 
 
-def rivals(faster: float) -> tuple[Entry, Entry]:
+def rivals(faster: float, on: DeviceLimits = H100) -> tuple[Entry, Entry]:
     """A kernel tuned for what is asked on an H200, and one tuned for almost that which should be so much
-    faster on an H100."""
+    faster on a card."""
     exact = measured(1000.0)
     other = LADDER(br=32)
-    here = Errors([exact], H100).expect(exact, ASKED)
+    here = Errors([exact], on).expect(exact, ASKED)
     assert here is not None
     us = 1.0
     for _ in range(30):  # what it is expected to take depends on the mean of both
         second = measured(us, NEAR, variant=other)
-        told = Errors([exact, second], H100).expect(second, ASKED)
+        told = Errors([exact, second], on).expect(second, ASKED)
         assert told is not None
         us *= here.us / faster / told.us
     return exact, measured(us, NEAR, variant=other)
@@ -108,6 +108,17 @@ def test_what_is_clearly_faster_serves():
     # On the card that measured it, it is known to be the fastest.
     match = choice.find([other, exact], ASKED, H200)
     assert match is not None and match.entry == exact and match.exact
+
+
+@pytest.mark.parametrize(("faster", "serves"), [(0.98 * CLEARLY, True), (1.02 * CLEARLY, False)])
+def test_what_was_shipped_serves_where_nothing_is_clearly_faster(monkeypatch, faster, serves):
+    """Others may have been found since; one's own is known to be the fastest."""
+    exact, other = rivals(faster, on=H200)
+    match = choice.find([other, exact], ASKED, H200)
+    assert match is not None and match.entry == exact
+    monkeypatch.setattr(expected, "is_shipped", lambda _: True)
+    match = choice.find([other, exact], ASKED, H200)
+    assert match is not None and (match.entry == exact) == serves
 
 
 def test_ones_own_kernel_serves_where_it_was_tuned_for_just_this_or_should_be_faster():
