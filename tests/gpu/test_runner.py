@@ -5,16 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from flashgen.gen.arguments import make_arguments
 from flashgen.gen.families import family_named
 from flashgen.gen.families.simt.family import Simt
-from flashgen.gen.limits import PRESETS
+from flashgen.gen.limits import PRESETS, DeviceLimits
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.gen.variant import Illegal, Variant
+from flashgen.gen.variant import Variant
 from flashgen.tuner.build.compile import CompilePool
 from flashgen.tuner.cards.cuda import CudaDevice, CudaRunner
 from flashgen.tuner.cards.device import Build
@@ -23,6 +24,8 @@ from flashgen.tuner.errors import BuildError, CorruptedMemory, LaunchError
 from flashgen.tuner.evaluate.comparison import WrongResult
 from flashgen.tuner.evaluate.measure import median, spread
 from flashgen.tuner.evaluate.validate import validate
+
+from tests.support.covering import draw
 
 PROBLEMS = [
     Problem(batch=2, num_q_heads=4, num_kv_heads=2, seqlen_q=1000, seqlen_k=1000, head_dim=d, causal=causal)
@@ -63,23 +66,16 @@ def runner(device: CudaDevice) -> Iterator[CudaRunner]:
 
 
 def sample(
-    problem: Problem, device: CudaDevice, count: int, seed: int = 0, family: type[Variant] | None = None
+    problem: Problem,
+    limits: DeviceLimits,
+    count: int,
+    family: type[Variant] | None = None,
+    held: dict[str, Any] | None = None,
 ) -> list[Variant]:
     """Legal variants drawn by chance: the whole space takes long to enumerate."""
-    rng = random.Random(seed)
     plain = problem.dtype == "f32" and problem.precision in ("auto", "ieee")
     family = family or (Simt if plain else family_named("mma"))
-    found: list[Variant] = []
-    for _ in range(200_000):
-        variant = family(**{p.name: rng.choice(p.choices) for p in family.parameters()})
-        try:
-            variant.check(problem, device.limits)
-        except Illegal:
-            continue
-        found.append(variant)
-        if len(found) == count:
-            break
-    return found
+    return draw(family, problem, limits, count, random.Random(0), held)
 
 
 def build_all(device: CudaDevice, variants: list[Variant], problem: Problem) -> list[Build]:
@@ -94,7 +90,8 @@ def build_all(device: CudaDevice, variants: list[Variant], problem: Problem) -> 
 
 
 def default_build(device: CudaDevice, problem: Problem = TIMED) -> Build:
-    return build_all(device, sample(problem, device, 1), problem)[0]
+    """A kernel whose main launch writes the outputs."""
+    return build_all(device, sample(problem, device.limits, 1, held={"workspace_splits": 1}), problem)[0]
 
 
 def broken(device: CudaDevice, build: Build, *edits: tuple[str, str]) -> Build:
@@ -133,7 +130,7 @@ def test_limits_agree_with_the_preset(device: CudaDevice) -> None:
 @pytest.mark.parametrize("problem", PROBLEMS + TENSOR_PROBLEMS, ids=lambda p: p.name)
 def test_sampled_variants_are_right(device: CudaDevice, runner: CudaRunner, problem: Problem) -> None:
     require_arithmetic(device, problem)
-    variants = sample(problem, device, SAMPLE)
+    variants = sample(problem, device.limits, SAMPLE)
     assert variants
     for seed, build in enumerate(build_all(device, variants, problem)):
         error = validate(runner, build, seed=seed, depth="quick", problem=problem)
@@ -146,7 +143,7 @@ def test_sampled_variants_in_parts_are_right(
 ) -> None:
     if device.limits.arch != 90:
         pytest.skip(f"needs sm_90, this is {device.limits.sm}")
-    variants = sample(problem, device, SAMPLE, family=family_named("wgmma"))
+    variants = sample(problem, device.limits, SAMPLE, family=family_named("wgmma"))
     assert variants
     for seed, build in enumerate(build_all(device, variants, problem)):
         error = validate(runner, build, seed=seed, depth="full" if seed == 0 else "quick", problem=problem)
@@ -233,7 +230,7 @@ def test_beaten_kernel_is_stopped(device: CudaDevice, runner: CudaRunner) -> Non
 
 
 def test_interleaved_times_agree_with_those_alone(device: CudaDevice, runner: CudaRunner) -> None:
-    builds = build_all(device, sample(TIMED, device, 3), TIMED)
+    builds = build_all(device, sample(TIMED, device.limits, 3), TIMED)
     alone = [median(runner.measure(b, TIMED).times_us) for b in builds]
     together = runner.measure_interleaved(builds, TIMED, rounds=11)
     for one, timing in zip(alone, together, strict=True):

@@ -13,6 +13,7 @@ from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.scoring.asked import Scoring
 
+from tests.gpu import test_runner as runner
 from tests.gpu import test_scored as scored
 from tests.gpu import test_serving as serving
 from tests.support.covering import draw
@@ -41,6 +42,13 @@ def test_kernels_for_tests_on_cards_are_found(name: str) -> None:
     (variant,) = draw(family_named(family), problem, H100, 1, random.Random(name), held)
     variant.check(problem, H100)
     assert held.items() <= variant.to_dict().items()
+
+
+@pytest.mark.parametrize("problem", [*runner.PROBLEMS, *runner.TENSOR_PROBLEMS, *runner.PARTS_PROBLEMS])
+def test_samples_for_tests_on_cards_are_found(problem: Problem) -> None:
+    family = Wgmma if problem in runner.PARTS_PROBLEMS else None
+    assert runner.sample(problem, H100, runner.SAMPLE, family)
+    assert runner.sample(problem, H100, 1, family, held={"workspace_splits": 1})
 
 
 def test_what_is_hardly_ever_legal_is_drawn_as_often_as_asked_and_the_same_of_a_seed() -> None:
