@@ -277,16 +277,22 @@ def test_the_reports_cases():
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_ladder_ends_with_the_kernels_that_are_held_for_its_cases(case, tmp_path):
-    """On the card whose kernels are shipped: what was tuned for multiply-adds alone, and what is fastest."""
+    """On the card whose kernels are shipped: what was tuned for multiply-adds alone, and what is fastest,
+    which another may be by now."""
     known = library.entries(library.folders(tmp_path))
     found = {c.name: c for c in _contenders(SimDevice("sim:h200", preset("h200")), case, NAMES[-1:], known)}
     assert list(found) == [NAMES[-1], SIMT, FASTEST]
     shipped = {e.kernel.problem: e.kernel for e in known}
     for name, problem in ((SIMT, replace(CASES[case], precision="ieee")), (FASTEST, CASES[case])):
         tuned = shipped[problem]
-        assert found[name].tuned and found[name].variant == tuned.variant and found[name].kernel is not None
+        assert found[name].tuned and found[name].kernel is not None
         family = tuned.variant.family
-        assert found[name].title == f"{family}, tuned: {problem.name} for NVIDIA H200, measured"
+        if found[name].variant == tuned.variant:
+            assert found[name].title == f"{family}, tuned: {problem.name} for NVIDIA H200, measured"
+        else:
+            assert (
+                name == FASTEST and f"{family}, tuned: nothing was tuned for just this" in found[name].title
+            )
     assert found[SIMT].variant.family == "simt" != found[FASTEST].variant.family
 
 
