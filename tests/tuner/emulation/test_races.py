@@ -24,7 +24,7 @@ ONE_LANE_TELLS = {"wgmma_h200_f32_3xf16_d128"}
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", sampled(CASES, 2))
+@pytest.mark.parametrize("name", sampled(CASES, 2, thorough=30))
 def test_a_kernel_has_no_races(name: str) -> None:
     case = CASES[name]
     limits = PRESETS[case["card"]]
