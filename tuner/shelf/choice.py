@@ -135,10 +135,23 @@ def find(
         remarks.append(f"tuned for {theirs}, asked for {ours}")
     how = _words(entry)
     if remarks:
-        how = f"nothing was tuned for just this; the best match is {how} ({'; '.join(remarks)})"
+        is_overtaken = any(_is_for(each, problem, limits) for each in usable) and not any_shape
+        of_its_own = (
+            "what was tuned for just this should be far slower"
+            if is_overtaken
+            else "nothing was tuned for just this"
+        )
+        how = f"{of_its_own}; the best match is {how} ({'; '.join(remarks)})"
     elif predicted:
         how = f"{how}; nothing was measured for it"
     return Match(entry, how, exact=not remarks)
+
+
+def _is_for(entry: Entry, problem: Problem, limits: DeviceLimits) -> bool:
+    """Whether an entry was tuned for just a problem on just the card."""
+    tuned = entry.kernel.problem
+    alike = not masks_differ(tuned, problem) and not shape_distance(tuned, problem)
+    return alike and tuned.scoring == problem.scoring and same_card(entry.slug, limits.slug)
 
 
 def _kind(entry: Entry, limits: DeviceLimits) -> tuple[bool, bool]:

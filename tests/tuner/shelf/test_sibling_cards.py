@@ -119,6 +119,7 @@ def test_what_was_shipped_serves_where_nothing_is_clearly_faster(monkeypatch, fa
     monkeypatch.setattr(expected, "is_shipped", lambda _: True)
     match = choice.find([other, exact], ASKED, H200)
     assert match is not None and (match.entry == exact) == serves
+    assert ("what was tuned for just this should be far slower" in match.how) != serves
 
 
 def test_ones_own_kernel_serves_where_it_was_tuned_for_just_this_or_should_be_faster():
