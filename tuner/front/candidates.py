@@ -16,7 +16,7 @@ from ..predict.cost_model import predict
 from ..predict.prior import prior_of
 from ..predict.ranking import predicted_fastest
 from ..serving import serving_families
-from ..shelf.expected import CLEARLY, Errors, may_be_overtaken, of_sibling
+from ..shelf.expected import Errors, of_sibling, order_of
 from ..shelf.library import Entry
 from .asked import in_steps
 
@@ -67,9 +67,8 @@ def candidates(
     best = {each.variant: each for each in sorted(found, key=_tells, reverse=True)}
 
     def order(candidate: Candidate) -> tuple[bool, float]:
-        record, exact = candidate.record, candidate.exact or candidate.elsewhere
-        stands = exact and record is not None and not may_be_overtaken(record, limits)
-        return not stands, candidate.predicted_us / (CLEARLY if exact and not stands else 1.0)
+        exact = candidate.exact or candidate.elsewhere
+        return order_of(candidate.predicted_us, candidate.record, limits, exact=exact)
 
     return sorted(best.values(), key=order)
 

@@ -32,7 +32,7 @@ from ...gen.scoring.words import scoring_words
 from ...gen.variant import Variant
 from ..cards.slug import same_card
 from ..search.nearness import masks_differ, numbers_distance, scores_differ, shape_distance
-from .expected import CLEARLY, Errors, may_be_overtaken, of_sibling
+from .expected import Errors, of_sibling, order_of
 from .library import Entry, is_shipped
 
 
@@ -183,10 +183,8 @@ def _by_time(
     def rank(entry: Entry) -> tuple[Any, ...]:
         told = expected[kernel(entry)]
         other_mask, distance, _ = away(entry)
-        is_exact = not other_mask and not distance
-        stands = is_exact and not may_be_overtaken(entry, limits)
-        us = (told.us if told else inf) / (CLEARLY if is_exact and not stands else 1.0)
-        return (*kind(entry), not stands, us, *away(entry))
+        exact = not other_mask and not distance
+        return (*kind(entry), *order_of(told.us if told else inf, entry, limits, exact=exact), *away(entry))
 
     return rank
 

@@ -119,10 +119,18 @@ def of_sibling(record: Entry, limits: DeviceLimits) -> bool:
     return measured_on(record, limits) is not None and not same_card(record.slug, limits.slug)
 
 
-def may_be_overtaken(record: Entry, limits: DeviceLimits) -> bool:
-    """Tells whether what was tuned for just a problem leaves it to what should be clearly faster: where that
-    was on another card of the architecture, or where it was shipped: others may have been found since."""
-    return of_sibling(record, limits) or is_shipped(record)
+def order_of(us: float, record: Entry | None, limits: DeviceLimits, *, exact: bool) -> tuple[bool, float]:
+    """Returns by what kernels that should take ``us`` are ordered, the first of which serves; of an ``exact``
+    one, tuned for just the problem, ``record`` is that.
+
+    What was tuned here stands before all others. It leaves the problem to what should be clearly faster where
+    that was on another card of the architecture, or where it was shipped: others may have been found since.
+    """
+    if record is None or not exact:
+        return True, us
+    if of_sibling(record, limits) or is_shipped(record):
+        return True, us / CLEARLY
+    return False, us
 
 
 def _error(record: Entry, limits: DeviceLimits) -> float | None:
