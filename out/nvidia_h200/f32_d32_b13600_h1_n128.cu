@@ -714,10 +714,12 @@ __device__ __forceinline__ void leave_units(
       }
       sum += __shfl_xor_sync(0xffffffffu, sum, 1);
       sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-      const bool seen = warp.row_max[i][h] != -kInfinity;
-      if (seen && !within_range(score_unit, warp.row_max[i][h], value_unit, magnitude, sum, num_keys)) {
-        row_sum = kInfinity;
-      }
+      // Of keys that a row does not see, values that are no numbers are in its sums all the same.
+      const float row_max = warp.row_max[i][h];
+      const bool keeps = row_max == -kInfinity
+          ? magnitude == 0.0f
+          : within_range(score_unit, row_max, value_unit, magnitude, sum, num_keys);
+      if (!keeps) row_sum = kInfinity;
     }
   }
 }
@@ -896,4 +898,4 @@ extern "C" int attention_f32_d32(const AttentionArgs* args, cudaStream_t stream)
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f32", "batch": 13600, "num_q_heads": 1, "num_kv_heads": 1, "seqlen_q": 128, "seqlen_k": 128, "head_dim": 32, "head_dim_v": 32, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "f16", "pack_heads": false, "br": 128, "rows_per_warp": 32, "key_warps": 1, "splits": 1, "workspace_splits": 1, "merge": "by_halves", "bc": 32, "layout": "padded", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 4, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 3, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d32", "launches": [{"threads": 128, "smem_bytes": 55328, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "4d7e24326834778a", "figures": [1473, 896]}
+// flashgen: {"problem": {"dtype": "f32", "batch": 13600, "num_q_heads": 1, "num_kv_heads": 1, "seqlen_q": 128, "seqlen_k": 128, "head_dim": 32, "head_dim_v": 32, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "f16", "pack_heads": false, "br": 128, "rows_per_warp": 32, "key_warps": 1, "splits": 1, "workspace_splits": 1, "merge": "by_halves", "bc": 32, "layout": "padded", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 4, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 3, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d32", "launches": [{"threads": 128, "smem_bytes": 55328, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "e0c29985535eda5a", "figures": [1473, 896]}

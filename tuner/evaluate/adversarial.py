@@ -33,6 +33,8 @@ from .paged import row_after_row
 MOST_ROWS, MOST_KEYS = 73, 261
 #: Those where the keys of a tile of rows are shared out.
 FEW_ROWS, SHARED_KEYS = 11, 1061
+#: Keys of the last tile.
+LAST_KEYS = 5
 #: Of half a unit in the last place, what sums of a few hundred products may be off by at most.
 ROUNDINGS = 4
 #: Of the numbers that masks may have, those that hide most keys.
@@ -153,11 +155,16 @@ def _values(
 
 
 def shape_for(variant: Variant) -> tuple[int, int]:
-    """Returns rows and keys of a case for a variant: two tiles of keys and some, a tile of rows and some."""
+    """Returns rows and keys of a case for a variant: two tiles of keys and some, a tile of rows and some.
+
+    Where keys are shared out, the last tile has fewer keys than there are rows, so that under a causal mask
+    some rows see nothing of what the last block has.
+    """
     br, bc = int(getattr(variant, "br", 64)), int(getattr(variant, "bc", 64))
     if variant.key_shares() > 1:
-        return min(br + 9, FEW_ROWS), min((variant.key_shares() + 1) * bc + 5, SHARED_KEYS)
-    return min(br + 9, MOST_ROWS), min(2 * bc + 5, MOST_KEYS)
+        tiles = min(variant.key_shares() + 1, (SHARED_KEYS - LAST_KEYS) // bc)
+        return min(br + 9, FEW_ROWS), tiles * bc + LAST_KEYS
+    return min(br + 9, MOST_ROWS), min(2 * bc + LAST_KEYS, MOST_KEYS)
 
 
 def judge(

@@ -771,10 +771,12 @@ __device__ __forceinline__ void leave_units(
       }
       sum += __shfl_xor_sync(0xffffffffu, sum, 1);
       sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-      const bool seen = warp.row_max[i][h] != -kInfinity;
-      if (seen && !within_range(score_unit, warp.row_max[i][h], value_unit, magnitude, sum, num_keys)) {
-        row_sum = kInfinity;
-      }
+      // Of keys that a row does not see, values that are no numbers are in its sums all the same.
+      const float row_max = warp.row_max[i][h];
+      const bool keeps = row_max == -kInfinity
+          ? magnitude == 0.0f
+          : within_range(score_unit, row_max, value_unit, magnitude, sum, num_keys);
+      if (!keeps) row_sum = kInfinity;
     }
   }
 }
