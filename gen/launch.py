@@ -194,6 +194,11 @@ class Launch:
             return "kPairRows"
         return _TILE_NAMES.get(self.role, "kBc" if self.of_keys else "kBr")
 
+    @property
+    def _splits_name(self) -> str:
+        """What the kernel calls the number of blocks that take one tile."""
+        return "kListBlocks" if self.role == LISTS_ROLE else "kSplits"
+
     @cached_property
     def items(self) -> Expression:
         """The most that a plan of packed sequences lists: tiles of rows, or shares of their keys, each of
@@ -224,7 +229,7 @@ class Launch:
             tiles = tiles * divided_up(KEYS, Constant(self.keys_per_block, "kPairKeys"))
         batches = Constant(1) if self.alike_batches else BATCH
         splits = self.splits * self.workspace_splits
-        return tiles * batches * Constant(splits, "kSplits" if splits > 1 else "")
+        return tiles * batches * Constant(splits, self._splits_name if splits > 1 else "")
 
     @property
     def rows_appended(self) -> Expression:

@@ -11,20 +11,23 @@ threads of warpgroups have scores: then nothing asks the predicate again.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..expression import Constant, Expression, divided_up, loads_of, replaced
 from ..launch import LISTS_ROLE, Q_HEADS, Launch
-from ..limits import WARP
+from ..limits import PORTABLE_CLUSTER, WARP
 from ..scoring.scores import HEAD, NUM_KEYS, Scores
 from .arrays import TileArray, bytes_that_say, tile_arrays
 
 #: Threads of a block that makes a list, and the tiles of keys that it classifies at a time.
 THREADS, TILES_AT_ONCE = 128, 32
-#: Threads of one that leaves bits as well: what it reads of a mask for them is all of it.
-BITS_THREADS = 512
+#: Threads of one that leaves bits as well, and the cluster of those that make a list together: what they read
+#: of a mask for bits is all of it.
+BITS_THREADS, BITS_BLOCKS = 512, PORTABLE_CLUSTER
 #: Rows of a warpgroup's products, and its threads, each of which has every other score of half a row.
 GROUP_ROWS, GROUP = 64, 128
+#: Bytes of a word of bits.
+WORD = 4
 
 
 @dataclass(frozen=True)
@@ -68,12 +71,19 @@ class TileLists:
         return words_of_scores(self.keys)
 
     @property
+    def blocks(self) -> int:
+        """The blocks that make one of them together, each of which asks of some tiles of keys."""
+        return BITS_BLOCKS if self.bits else 1
+
+    @property
     def launch(self) -> Launch:
-        """The launch that makes them: a block for each."""
+        """The launch that makes them."""
         return Launch(
             BITS_THREADS if self.bits else THREADS,
-            TILES_AT_ONCE * (2 if self.bits else 1),
+            # What is found of each tile; with bits two flags, and what other blocks read of two turns.
+            2 * TILES_AT_ONCE + 2 * WORD if self.bits else TILES_AT_ONCE,
             self.rows,
+            splits=self.blocks,
             pack_heads=self.packed,
             role=LISTS_ROLE,
             alike_batches=not self.by_batch,
@@ -86,7 +96,7 @@ class TileLists:
     def ints(self) -> Expression:
         """How many 32-bit integers they take, in the sizes of a problem."""
         key_tiles = divided_up(NUM_KEYS, Constant(self.keys))
-        return self.launch.blocks * (key_tiles * (1 + self.words) + 1)
+        return replace(self.launch, splits=1).blocks * (key_tiles * (1 + self.words) + 1)
 
     def num_ints(self, sizes: Mapping[str, int], values: Mapping[str, object]) -> int:
         """Returns their number on arrays of those sizes, with such strides of what masks read."""

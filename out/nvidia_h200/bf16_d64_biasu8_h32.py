@@ -185,11 +185,12 @@ KERNELS: tuple[Tuned, ...] = (
                 symbol="attention_bf16_d64_biasu8_lists",
                 arguments=ARGUMENTS,
                 count=lambda batch, num_q_heads, num_kv_heads, seqlen_q: (
-                    (seqlen_q + 256 - 1) // 256 * num_q_heads * batch
+                    (seqlen_q + 256 - 1) // 256 * num_q_heads * batch * 8
                 ),
                 threads=512,
-                smem_bytes=64,
+                smem_bytes=72,
                 rows_per_block=256,
+                splits=8,
                 lists=64,
                 list_words=512,
                 list_strides=("bias_stride_1",),
@@ -230,7 +231,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = ScoredAttention(KERNELS, operator="attention_bf16_d64_biasu8_b2602ee9")
+_bound = ScoredAttention(KERNELS, operator="attention_bf16_d64_biasu8_515d60cc")
 attention, explain, use, register_torch = _bound.attention, _bound.explain, _bound.use, _bound.register_torch
 sdpa, register_transformers = _bound.sdpa, _bound.register_transformers
 

@@ -377,6 +377,7 @@ class TileLists(_CardMemory):
         batch, heads, *others = plan.grid
         ints = sum(
             each.tiles(batch, 1 if of_one else heads, *others)
+            // each.splits
             * (1 + -(-plan.sizes["seqlen_k"] // each.lists) * (1 + each.list_words))
             for each, of_one in zip(launches, alike, strict=True)
         )

@@ -162,9 +162,10 @@ class SimToolchain:
                     f"-DEMULATION_ARRAYS={_array_list(kernel)}",
                 ],
             )
-        alone = [kernel.symbol_of(each) for each in kernel.launches if each.blocks_per_cluster == 1]
-        if alone and len(alone) < len(kernel.launches):
-            extra += [f'-DEMULATION_ALONE=" {" ".join(alone)} "']
+        clusters = {kernel.symbol_of(each): each.blocks_per_cluster for each in kernel.launches}
+        if len({*clusters.values()}) > 1:
+            told = " ".join(f"{symbol}={blocks}" for symbol, blocks in clusters.items())
+            extra += [f'-DEMULATION_CLUSTERS=" {told} "']
         runtime = self._runtime()
 
         def produce(artifact: Path) -> Mapping[str, Any]:

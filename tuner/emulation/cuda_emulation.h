@@ -26,14 +26,17 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 // In a kernel's declaration, behind its `void`, which so becomes another one's: an attribute of the kernel alone would be
-// lost. It holds for all kernels of the file but those named in EMULATION_ALONE, each between blanks.
-#ifndef EMULATION_ALONE
-#define EMULATION_ALONE ""
+// lost. It says how many blocks the file's clusters have; EMULATION_CLUSTERS, how many each kernel's, by its name, where
+// they differ: " name=blocks name=blocks ".
+#ifndef EMULATION_CLUSTERS
+#define EMULATION_CLUSTERS ""
 #endif
+#define EMULATION_JOINED(name, line) name##line
+#define EMULATION_OF_LINE(name, line) EMULATION_JOINED(name, line)
 #define __cluster_dims__(x, y, z)                                                        \
   emulation_clusters();                                                                  \
   static_assert((y) == 1 && (z) == 1, "clusters are emulated of blocks that differ in x"); \
-  static const bool emulation_of_clusters = emulation::form_clusters(x);                 \
+  static const bool EMULATION_OF_LINE(emulation_of_clusters_, __LINE__) = emulation::form_clusters(x); \
   extern "C" void
 #define __align__(bytes) __attribute__((aligned(bytes)))
 
@@ -281,20 +284,26 @@ void call_kernel(void (*kernel)(Parameters...), void** parameters, std::index_se
   kernel(*static_cast<Parameters*>(parameters[I])...);
 }
 
+// The blocks of a kernel's cluster, of its name between a blank and an equals sign; 0 where all kernels' are alike.
+inline unsigned cluster_of(const char* named) {
+  const char* found = strstr(EMULATION_CLUSTERS, named);
+  return found == nullptr ? 0 : unsigned(atoi(found + strlen(named)));
+}
+
 }  // namespace emulation
 
 // Runs the whole grid before it returns: a stream has nothing left to wait for.
 #define cudaLaunchKernel(kernel, ...) \
-  emulation_launch(strstr(EMULATION_ALONE, " " #kernel " "), false, kernel, __VA_ARGS__)
+  emulation_launch(emulation::cluster_of(" " #kernel "="), false, kernel, __VA_ARGS__)
 template <typename... Parameters>
-cudaError_t emulation_launch(bool alone, bool dependent, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+cudaError_t emulation_launch(unsigned cluster, bool dependent, void (*kernel)(Parameters...), dim3 grid, dim3 block,
                              void** parameters, size_t shared_bytes, cudaStream_t) {
   const emulation::KernelCall call = [](const void* address, void** values) {
     using Kernel = void (*)(Parameters...);
     emulation::call_kernel(reinterpret_cast<Kernel>(const_cast<void*>(address)), values,
                            std::index_sequence_for<Parameters...>());
   };
-  return cudaError_t(emulation::launch(call, reinterpret_cast<const void*>(kernel), alone, dependent, grid, block, parameters,
+  return cudaError_t(emulation::launch(call, reinterpret_cast<const void*>(kernel), cluster, dependent, grid, block, parameters,
                                        shared_bytes));
 }
 
@@ -316,9 +325,9 @@ struct cudaLaunchConfig_t {
 // The same by a configuration. What may begin before the launch in front of it has ended must wait for that, though here
 // it has.
 #define cudaLaunchKernelEx(config, kernel, ...) \
-  emulation_launch_as(strstr(EMULATION_ALONE, " " #kernel " "), config, kernel, __VA_ARGS__)
+  emulation_launch_as(emulation::cluster_of(" " #kernel "="), config, kernel, __VA_ARGS__)
 template <typename... Parameters, typename... Arguments>
-cudaError_t emulation_launch_as(bool alone, const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
+cudaError_t emulation_launch_as(unsigned cluster, const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                 Arguments&&... arguments) {
   bool dependent = false;
   for (unsigned i = 0; i < config->numAttrs; ++i) {
@@ -327,7 +336,7 @@ cudaError_t emulation_launch_as(bool alone, const cudaLaunchConfig_t* config, vo
   }
   return [&](Parameters... values) {
     void* parameters[] = {&values...};
-    return emulation_launch(alone, dependent, kernel, config->gridDim, config->blockDim, parameters,
+    return emulation_launch(cluster, dependent, kernel, config->gridDim, config->blockDim, parameters,
                             config->dynamicSmemBytes, config->stream);
   }(static_cast<Arguments&&>(arguments)...);
 }

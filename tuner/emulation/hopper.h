@@ -118,6 +118,12 @@ void load_from_block(float (&values)[n], const float* shared, int block, int lin
   emulation::read_block(values, shared, sizeof(values), block, "load_from_block", line);
 }
 
+inline unsigned word_of_block(const unsigned* shared, int block, int line = __builtin_LINE()) {
+  unsigned word;
+  emulation::read_block(&word, shared, sizeof(word), block, "word_of_block", line);
+  return word;
+}
+
 // To the same place of a block of the cluster, which has begun.
 template <int n>
 void store_to_block(float* shared, const float (&values)[n], int block, int line = __builtin_LINE()) {

@@ -714,10 +714,10 @@ void let_launch_begin(const char* what, int line) {
   }
 }
 
-int launch(KernelCall call, const void* kernel, bool alone, bool dependent, dim3 grid_blocks, dim3 grid_threads,
+int launch(KernelCall call, const void* kernel, unsigned cluster, bool dependent, dim3 grid_blocks, dim3 grid_threads,
            void** parameters, size_t shared) {
   message.clear();
-  const unsigned cluster = alone ? 1 : cluster_blocks;
+  if (cluster == 0) cluster = cluster_blocks;
   const uint64_t threads = uint64_t(grid_threads.x) * grid_threads.y * grid_threads.z;
   const uint64_t blocks = uint64_t(grid_blocks.x) * grid_blocks.y * grid_blocks.z;
   if (threads < 1 || threads > uint64_t(config.threads_per_block)) {

@@ -217,6 +217,24 @@ __device__ __forceinline__ void tma_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(kGroups) : "memory");
 }
 
+// Waits until all threads of the cluster have come, but for those that have ended.
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile(
+      "barrier.cluster.arrive.release;\n"
+      "barrier.cluster.wait.acquire;"
+      :
+      :
+      : "memory");
+}
+
+// Reads a word of a block of the cluster, from where `shared` is in this block's shared memory.
+__device__ __forceinline__ unsigned word_of_block(const unsigned* shared, int block) {
+  unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared)), word;
+  asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(block));
+  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
+  return word;
+}
+
 // Changes how many registers a thread of this warpgroup has, whose four warps all call it.
 template <int kRegisters>
 __device__ __forceinline__ void take_registers() {
@@ -387,6 +405,7 @@ __device__ __forceinline__ bool sees(const AttentionArgs& args, int batch, int h
 }
 
 constexpr int kListRows = 192;  // query rows that share a list of tiles of keys
+constexpr int kListBlocks = 8;  // blocks, a cluster, that make a list
 constexpr int kGroupRows = 64;  // of them those of a warpgroup
 constexpr int kSeenWords = 2;  // of what a thread's rows see of a tile, a bit for each of its scores
 constexpr int kTileWords = kListRows / kGroupRows * kWarpgroup * kSeenWords;  // of what all rows of a list do
@@ -995,30 +1014,25 @@ struct SixteenBytes {
     words[0] = found.x, words[1] = found.y, words[2] = found.z, words[3] = found.w;
   }
 
-  // From any address on, the words that they are part of, where all of a word is in [begin, end).
-  __device__ __forceinline__ void read(const unsigned char* address, const unsigned char* begin, const unsigned char* end) {
-    const unsigned char* const first = address - reinterpret_cast<size_t>(address) % 4;
+  // From any address on, the words that they are part of.
+  __device__ __forceinline__ void read_words(const unsigned char* address) {
+    const unsigned* const first = reinterpret_cast<const unsigned*>(address - reinterpret_cast<size_t>(address) % 4);
 #pragma unroll
-    for (int i = 0; i < 5; ++i) {
-      const unsigned char* const word = first + 4 * i;
-      words[i] = word >= begin && word + 4 <= end ? __ldg(reinterpret_cast<const unsigned*>(word)) : 0;
-    }
+    for (int i = 0; i < 5; ++i) words[i] = __ldg(first + i);
   }
 
-  // Then the bytes of the other words that there are; and all sixteen where they would be if they were aligned.
-  __device__ __forceinline__ void complete(const unsigned char* address, const unsigned char* begin, const unsigned char* end) {
+  // Brings them from where they are in such words to where they would be if a word began at the address.
+  __device__ __forceinline__ void align(const unsigned char* address) {
     const int apart = reinterpret_cast<size_t>(address) % 4;
 #pragma unroll
-    for (int i = 0; i < 5; ++i) {
-      const unsigned char* const word = address - apart + 4 * i;
-      if (word >= begin && word + 4 <= end) continue;
-#pragma unroll 1
-      for (int j = 0; j < 4; ++j) {
-        if (word + j >= begin && word + j < end) words[i] |= unsigned(__ldg(word + j)) << 8 * j;
-      }
-    }
-#pragma unroll
     for (int i = 0; i < 4; ++i) words[i] = __funnelshift_r(words[i], words[i + 1], 8 * apart);
+  }
+
+  // Puts one behind the last fifteen.
+  __device__ __forceinline__ void append(unsigned byte) {
+    words[4] = byte;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words[i] = __funnelshift_r(words[i], words[i + 1], 8);
   }
 
   // A bit for each, set where it is not zero.
@@ -1043,27 +1057,34 @@ __device__ __forceinline__ void write_bits(
   unsigned words[kSeenWords] = {};
   bool any = false, all = true;
   const int first_row = list_row + 16 * block + lane / 4, first_column = lane % 4 * 16;
-  // Bytes of two rows, eight apart, all asked for before one is looked at.
+  // Where two rows, eight apart, have their first bytes, and sixteen of every 64, all asked for before one is looked at.
+  const unsigned char* starts[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = min(first_row + 8 * h, end_row - 1);
+    starts[h] = bytes_of_row(args, batch, list_head, row);
+  }
   SixteenBytes bytes[2 * kSeenWords] = {};
   const bool are_aligned = (reinterpret_cast<size_t>(args.bias) | args.bias_stride_0 | args.bias_stride_1 | args.bias_stride_2) % 16 == 0;
+  const auto ask_for_each = [&](const auto& ask) {
+#pragma unroll
+    for (int i = 0; i < 2 * kSeenWords; ++i) {
+      const int column = first_column + i / 2 * 64;
+      if (column < kBc) ask(bytes[i], starts[i % 2], first_key + column);
+    }
+  };
   if (are_aligned && first_key + kBc <= args.seqlen_k) {
+    ask_for_each([](SixteenBytes& its, const unsigned char* start, int key) { its.read_aligned(start + key); });
+  } else if (first_key >= 4 && first_key + kBc + 4 <= args.seqlen_k) {  // the row has all words that the bytes are part of
+    ask_for_each([](SixteenBytes& its, const unsigned char* start, int key) { its.read_words(start + key); });
 #pragma unroll
-    for (int i = 0; i < 2 * kSeenWords; ++i) {
-      const int row = min(first_row + i % 2 * 8, end_row - 1), column = first_column + i / 2 * 64;
-      if (column < kBc) bytes[i].read_aligned(bytes_of_row(args, batch, list_head, row) + first_key + column);
-    }
+    for (int i = 0; i < 2 * kSeenWords; ++i) bytes[i].align(starts[i % 2] + first_key);
   } else {
-#pragma unroll
-    for (int i = 0; i < 2 * kSeenWords; ++i) {
-      const int row = min(first_row + i % 2 * 8, end_row - 1), column = first_column + i / 2 * 64;
-      const unsigned char* const start = bytes_of_row(args, batch, list_head, row);
-      if (column < kBc) bytes[i].read(start + first_key + column, start, start + args.seqlen_k);
-    }
-#pragma unroll
-    for (int i = 0; i < 2 * kSeenWords; ++i) {
-      const int row = min(first_row + i % 2 * 8, end_row - 1), column = first_column + i / 2 * 64;
-      const unsigned char* const start = bytes_of_row(args, batch, list_head, row);
-      if (column < kBc) bytes[i].complete(start + first_key + column, start, start + args.seqlen_k);
+#pragma unroll 4
+    for (int byte = 0; byte < 16; ++byte) {
+      ask_for_each([&](SixteenBytes& its, const unsigned char* start, int key) {
+        its.append(key + byte < args.seqlen_k ? __ldg(start + key + byte) : 0);
+      });
     }
   }
 #pragma unroll
@@ -1090,16 +1111,18 @@ __device__ __forceinline__ void write_bits(
   if (lane == 0 && !all) misses_one = 1;
 }
 
-// Makes the lists, a block each. Its warps ask what rows see of 32 tiles at a time, whose places in the list the first of
-// them finds.
-extern "C" __global__ void __launch_bounds__(512) attention_bf16_d64_biasu8_lists(const AttentionArgs args) {
+// Makes the lists, a cluster of blocks each. Of some neighbouring tiles after the others, 32 at most, the warps of a block
+// ask what rows see. How many of them are listed tells those of all blocks their places in the list.
+extern "C" __global__ void __cluster_dims__(kListBlocks, 1, 1) __launch_bounds__(512, 2) attention_bf16_d64_biasu8_lists(const AttentionArgs args) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   let_next_launch_begin();
   unsigned char *const sees_one = shared_bytes, *const misses_one = shared_bytes + 32;  // whether some row does, of 32 tiles
+  unsigned* const listed_here = reinterpret_cast<unsigned*>(shared_bytes + 64);  // which of them are listed: of this turn, or the next
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int num_rows = args.seqlen_q;
   const int q_tiles = (num_rows + kListRows - 1) / kListRows;
-  const int q_tile = int(blockIdx.x) % q_tiles, nth = int(blockIdx.x) / q_tiles;
+  const int rank = int(blockIdx.x) % kListBlocks, nth_list = int(blockIdx.x) / kListBlocks;
+  const int q_tile = nth_list % q_tiles, nth = nth_list / q_tiles;
   const int batch = nth / args.num_q_heads;
   const int list_head = nth % args.num_q_heads;
   if (list_head > 0 && heads_are_alike(args)) return;
@@ -1108,22 +1131,36 @@ extern "C" __global__ void __launch_bounds__(512) attention_bf16_d64_biasu8_list
   const int last_tile = (end_key_of(args, batch, end_row - 1) + kBc - 1) / kBc;
   int* const list = list_of_tiles(args, batch, list_head, q_tile);
   int count = 0;
-  for (int first = first_tile; first < last_tile; first += 32) {
+  const int tiles_at_once = min((max(last_tile - first_tile, 0) + kListBlocks - 1) / kListBlocks, 32);  // of a block
+  for (int first = first_tile + rank * tiles_at_once, turn = 0; first - rank * tiles_at_once < last_tile; first += kListBlocks * tiles_at_once, turn ^= 1) {
     if (threadIdx.x < 64) shared_bytes[threadIdx.x] = 0;
     __syncthreads();
     // Sixteen rows of a tile for a warp at a time.
-    for (int i = warp; i < 32 * (kListRows / 16); i += 16) {
-      const int nth = i % 32;
-      if (first + nth >= last_tile) continue;
-      write_bits(args, list, batch, list_head, first + nth, first_row, i / 32, end_row, sees_one[nth], misses_one[nth]);
+    const int num_tiles = min(max(last_tile - first, 0), tiles_at_once);
+    for (int i = warp; i < num_tiles * (kListRows / 16); i += 16) {
+      const int nth = i % num_tiles;
+      write_bits(args, list, batch, list_head, first + nth, first_row, i / num_tiles, end_row, sees_one[nth], misses_one[nth]);
     }
     __syncthreads();
-    const unsigned listed = __ballot_sync(0xffffffffu, sees_one[lane] != 0);
-    if (warp == 0 && sees_one[lane]) list[1 + count + __popc(listed & ((1u << lane) - 1))] = 2 * (first + lane) + misses_one[lane];
-    count += __popc(listed);
+    const bool is_listed = sees_one[lane] != 0;
+    const unsigned listed = __ballot_sync(0xffffffffu, is_listed);
+    if (threadIdx.x == 0) listed_here[turn] = listed;
+    cluster_sync();  // what was read two turns ago is read by now
+    if (warp == 0) {
+      const int of_block = lane < kListBlocks ? __popc(word_of_block(listed_here + turn, lane)) : 0;
+      int place = 1 + count + __popc(listed & ((1u << lane) - 1));
+#pragma unroll
+      for (int block = 0; block < kListBlocks; ++block) {
+        const int its_count = __shfl_sync(0xffffffffu, of_block, block);
+        if (block < rank) place += its_count;
+        count += its_count;
+      }
+      if (is_listed) list[place] = 2 * (first + lane) + misses_one[lane];
+    }
     __syncthreads();
   }
-  if (threadIdx.x == 0) list[0] = count;
+  if (rank == 0 && threadIdx.x == 0) list[0] = count;
+  cluster_sync();  // no block ends while others read what it has found
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
@@ -1229,10 +1266,10 @@ static cudaLaunchConfig_t configure(unsigned blocks, unsigned threads, size_t sm
 static int launch_lists(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
   const long long batch = args->batch, num_q_heads = args->num_q_heads;
   const long long seqlen_q = args->seqlen_q;
-  const long long blocks = (seqlen_q + kListRows - 1) / kListRows * num_q_heads * batch;
+  const long long blocks = (seqlen_q + kListRows - 1) / kListRows * num_q_heads * batch * kListBlocks;
   if (blocks == 0) return cudaSuccess;
   if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
-  constexpr size_t smem_bytes = 64;
+  constexpr size_t smem_bytes = 72;
   const cudaError_t status =
       cudaFuncSetAttribute(attention_bf16_d64_biasu8_lists, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;

@@ -96,6 +96,18 @@ def test_few_or_many_keys_are_hidden(share: float) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("share", sampled([0.0001, 0.02], 1))
+def test_a_cluster_may_have_to_ask_again_and_again(share: float) -> None:
+    """More tiles than its blocks have flags for: those that are listed are in the order of their keys."""
+    problem = problem_of(MASKS["array"])
+    rows, keys = 40, 2 * 32 * 8 * 16 + 203
+    shape = drawn_values(problem, rows, keys)["bias"].shape
+    mask = (np.random.default_rng(5).random(shape) < share).astype(np.uint8)
+    found = attend(built(WALKS["shares"], problem), rows, keys, {"bias": mask})
+    assert_close(*found, TOLERANCES["bf16"])
+
+
+@needs_compiler
 @pytest.mark.parametrize("walk", sampled(["three groups", "neighbours", "shares in memory"], 1))
 def test_the_suite_holds(walk: str) -> None:
     problem = problem_of(MASKS["array"])
