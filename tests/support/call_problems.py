@@ -11,7 +11,7 @@ from flashgen.gen.problem import Problem
 from flashgen.gen.scoring.asked import Scoring
 from flashgen.tuner.suites import workloads
 
-RANDOM, SUITES = "random", ("llm", "odd", "fp32", "masks", "decode")
+RANDOM, SUITES = "random", ("llm", "odd", "fp32", "masks", "decode", "varlen", "backward")
 NUM_RANDOM, SEED = 200, 2026
 #: Floating-point operations of a random problem, powers of ten between which batches are chosen; the most.
 FLOPS_EXPONENTS, MOST_FLOPS = (8.0, 11.3), 2e11

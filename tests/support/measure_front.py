@@ -1,9 +1,10 @@
-"""Times `flashgen.attention` as users call it, over suites and random problems, beside PyTorch's attention.
+"""Times `flashgen.attention`, its gradients and `flashgen.attention_varlen` as users call them, over suites
+and random problems, beside PyTorch's attention.
 
     python tests/support/measure_front.py OUT_DIR SECONDS    # on a card, with PyTorch installed
     python tests/support/measure_front.py --dry 40           # with neither: kernels of the first 40 calls
 
-Problems are 200 drawn with a seed, and the suites llm, odd, fp32, masks and decode (`call_problems`).
+Problems are 200 drawn with a seed, and suites: `call_problems`.
 Processes beside build what the calls ask for, so that a call finds it in the cache. OUT_DIR/front.json has a
 row for each problem: seconds of the first call, microseconds of the later ones and of each rival, errors
 against float64, which kernel it was and why. OUT_DIR/front.txt is what they come to: of each suite the
@@ -29,10 +30,11 @@ from typing import Any
 from flashgen.gen.limits import DeviceLimits, preset
 from flashgen.gen.problem import Problem
 from flashgen.tuner.bench.contenders import CONTENDERS
+from flashgen.tuner.bench.differentiated import differentiated
 from flashgen.tuner.bench.event_timer import EventTimer
 from flashgen.tuner.bench.formulas import formula, visible
 from flashgen.tuner.bench.inputs import Inputs
-from flashgen.tuner.bench.sample import Sample
+from flashgen.tuner.bench.sample import GradientSample, Sample
 from flashgen.tuner.bench.unserved import check_memory, tried
 from flashgen.tuner.build.compile import cuda_toolchain, usable_cores
 from flashgen.tuner.cards.score_values import by_keyword
@@ -41,6 +43,7 @@ from flashgen.tuner.evaluate.measure import median
 from flashgen.tuner.front.asked import in_steps
 from flashgen.tuner.front.bound import bound_of, outline
 from flashgen.tuner.front.card import cuda_card
+from flashgen.tuner.front.packed import packed_about
 from flashgen.tuner.front.workshop import Chosen, Workshop
 
 # Of a script, Python looks for modules in its own folder.
@@ -48,8 +51,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.support.call_problems import RANDOM, SUITES, cases
 from tests.support.ended_pool import pool_of
 
-#: PyTorch's backends, as `flashgen bench` calls them.
-BACKENDS = ("cudnn", "flash", "mem-eff", "math")
+#: PyTorch's backends, as `flashgen bench` calls them, and what it has for packed sequences.
+BACKENDS, OF_PACKED = ("cudnn", "flash", "mem-eff", "math"), ("torch-varlen", "nested")
 #: Rivals that take so many times as long as the fastest once are not timed in turns.
 SLOW = 2.5
 BUDGET_MS = 60.0
@@ -72,9 +75,17 @@ AT_WORK = "at_work"
 # -- built, in processes of their own --------------------------------------------------------------------
 
 
-def fitting(workshop: Workshop, problem: Problem) -> Iterator[Chosen]:
-    """Yields the kernels that a call with contiguous arrays is served by, the best first."""
+def asked_for(problem: Problem) -> list[Problem]:
+    """Returns the problems that a call looks for kernels of: of gradients, attention is computed first."""
     p = replace(problem, scoring=in_steps(problem.scoring))
+    if p.layout.is_packed:
+        rows, keys = max(p.lengths.q), max(p.lengths.k)
+        return [packed_about(replace(p, varlen="", seqlen_q=rows, seqlen_k=keys), p.total_q, p.total_k)]
+    return [replace(p, backward=False), p] if p.backward else [p]
+
+
+def fitting(workshop: Workshop, p: Problem) -> Iterator[Chosen]:
+    """Yields the kernels that a problem is served by where arrays are contiguous, the best first."""
     strides: list[int] = []
     for heads, rows, d in (
         (p.num_q_heads, p.seqlen_q, p.head_dim),
@@ -104,19 +115,24 @@ def begin(limits: DeviceLimits) -> None:
 
 
 def build(problem: Problem) -> list[dict[str, Any]]:
-    """Builds what `flashgen.attention` would, up to the first that does not spill, and says what that was."""
+    """Builds what a call would, and says what that was."""
+    return [made for each in asked_for(problem) for made in built(each)]
+
+
+def built(problem: Problem) -> list[dict[str, Any]]:
+    """Builds the kernels for a problem up to the first that does not spill."""
     made: list[dict[str, Any]] = []
     for chosen in fitting(_WORKSHOP, problem):
         told = {"variant": chosen.candidate.variant.name}
         try:
-            built = cuda_toolchain(_WORKSHOP.card.limits.arch).build(chosen.kernel)
+            found = cuda_toolchain(_WORKSHOP.card.limits.arch).build(chosen.kernel)
         except BuildError as error:
             made.append({**told, "error": str(error)[:200]})
             continue
         made.append(
-            {**told, "spill": built.spill_bytes, "s": round(built.seconds, 1), "cached": built.cached}
+            {**told, "spill": found.spill_bytes, "s": round(found.seconds, 1), "cached": found.cached}
         )
-        if not built.spill_bytes:
+        if not found.spill_bytes:
             break
     return made
 
@@ -138,11 +154,41 @@ def options_of(inputs: Inputs) -> dict[str, Any]:
     return told
 
 
+def our_call(inputs: Inputs) -> Callable[[], Any]:
+    """Returns the call that a user would make of the inputs: of gradients, of the backward pass alone."""
+    import flashgen
+
+    p, told = inputs.problem, options_of(inputs)
+    if p.layout.is_packed:
+        starts = [inputs.indices[name] for name in ("cu_seqlens_q", "cu_seqlens_k")]
+        told |= {"max_seqlen_q": max(p.lengths.q), "max_seqlen_k": max(p.lengths.k)}
+        return lambda: flashgen.attention_varlen(inputs.q, inputs.k, inputs.v, *starts, **told)
+
+    def attention(inputs: Inputs) -> Callable[[], Any]:
+        return lambda: flashgen.attention(inputs.q, inputs.k, inputs.v, **told)
+
+    return differentiated(attention, inputs, rows_first=False) if p.backward else attention(inputs)
+
+
+def explained(inputs: Inputs) -> dict[str, Any]:
+    """Says what serves a call, where there is one word for it; else the rows of what was built do."""
+    import flashgen
+
+    if inputs.problem.layout.is_packed or inputs.problem.backward:
+        return {}
+    served = flashgen.explain(inputs.q, inputs.k, inputs.v, **options_of(inputs))
+    told = ("kernel", "family", "predicted_us", "tuned_for", "why")
+    return {name: getattr(served, name) for name in told}
+
+
 def rivals(inputs: Inputs) -> dict[str, Callable[[], Callable[[], Any]]]:
     """Returns what makes the rivals' calls, by name: PyTorch's backends, as they are and with keys repeated
     for each query head, the causal mask that ends at the last key, and attention by hand where scores are
-    changed otherwise than by a sum."""
+    changed otherwise than by a sum. Of packed sequences, what PyTorch has for them."""
     p = inputs.problem
+    if p.layout.is_packed:
+        known = [name for name in OF_PACKED if CONTENDERS[name].may_serve(p)]
+        return {name: lambda name=name: CONTENDERS[name].call(inputs) for name in known}
     if p.seqlen_q == 1:
         # The last row sees all keys, whatever PyTorch's mask would be.
         inputs = replace(inputs, problem=replace(p, causal=False))
@@ -155,6 +201,8 @@ def rivals(inputs: Inputs) -> dict[str, Callable[[], Callable[[], Any]]]:
     wide = replace(inputs, problem=alone, k=k, v=v)
     if inputs.grouped:
         found["mem-eff, expanded"] = lambda: CONTENDERS["mem-eff"].call(wide)
+    if p.backward:
+        return found
     if alone.causal and alone.scoring.is_plain and p.seqlen_q < p.seqlen_k:
         found["lower-right"] = lambda: _lower_right(wide)
     if p.scoring.softcap or p.scores.sinks:
@@ -199,26 +247,18 @@ def _by_hand(inputs: Inputs) -> Callable[[], Any]:
 
 def measured(torch: Any, timer: EventTimer, problem: Problem, at_work: dict[str, Any]) -> dict[str, Any]:
     """Returns the figures of a problem. Raises whatever the call does; ``at_work`` then says whose it was."""
-    import flashgen
-
     at_work[AT_WORK] = "inputs"
     torch.manual_seed(0)
     inputs = Inputs.draw(torch, problem)
-    q, k, v, told = inputs.q, inputs.k, inputs.v, options_of(inputs)
-
-    def ours() -> Any:
-        return flashgen.attention(q, k, v, **told)
-
     torch.cuda.synchronize()
     at_work[AT_WORK] = "flashgen"
     began = time.perf_counter()
-    o = ours()
+    ours = our_call(inputs)
+    made = ours()
     torch.cuda.synchronize()
-    row: dict[str, Any] = {"first_s": round(time.perf_counter() - began, 3)}
-    served = flashgen.explain(q, k, v, **told)
-    row |= {name: getattr(served, name) for name in ("kernel", "family", "predicted_us", "tuned_for", "why")}
-    sample = Sample(inputs, problem)
-    error = sample.error(o)
+    row: dict[str, Any] = {"first_s": round(time.perf_counter() - began, 3), **explained(inputs)}
+    sample = GradientSample(inputs) if problem.backward else Sample(inputs, problem)
+    error = sample.error(made)
     calls, errors, once_ms, refused = {"ours": ours}, {}, {}, {}
     for name, make in rivals(inputs).items():
         at_work[AT_WORK] = name
@@ -383,11 +423,12 @@ def dry(count: int) -> None:
     workshop = workshop_of(replace(preset("h200"), name="NVIDIA H200", dram_gbps=4917))
     kernels: set[str] = set()
     for case in cases()[:count]:
-        chosen = next(fitting(workshop, case.problem))
-        kernels.add(chosen.kernel.digest)
-        record = chosen.candidate.record
-        tuned = f"tuned as {record.kernel.problem.name}" if record else "untuned"
-        print(f"{case.name}: {chosen.candidate.variant.name}, {tuned}", flush=True)
+        for problem in asked_for(case.problem):
+            chosen = next(fitting(workshop, problem))
+            kernels.add(chosen.kernel.digest)
+            record = chosen.candidate.record
+            tuned = f"tuned as {record.kernel.problem.name}" if record else "untuned"
+            print(f"{case.name}: {chosen.candidate.variant.name}, {tuned}", flush=True)
     print(f"{len(kernels)} different kernels for {count} problems")
 
 

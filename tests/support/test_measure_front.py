@@ -9,14 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import flashgen
+import numpy as np
 import pytest
 from flashgen.gen.limits import PRESETS
 from flashgen.gen.problem import Problem
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.tuner.build.protocol import Build
 from flashgen.tuner.errors import BuildError
+from flashgen.tuner.front.asked import in_steps
+from flashgen.tuner.front.bound import noting
 
 from tests.support import measure_front as script
 from tests.support.call_problems import NUM_RANDOM, RANDOM, SUITES, Case, cases, random_problems
+from tests.support.emulated import needs_compiler
 
 H200 = PRESETS["h200"]
 HALF, FLOAT = Problem(dtype="bf16"), Problem(dtype="f32")
@@ -98,6 +104,25 @@ def test_it_builds_what_a_call_takes_up_to_what_does_not_spill(
     script.dry(1)
     told = capsys.readouterr().out.splitlines()
     assert told[0].startswith("it: ") and told[1] == "1 different kernels for 1 problems"
+
+
+@needs_compiler
+def test_kernels_are_built_for_what_calls_ask(monkeypatch: pytest.MonkeyPatch):
+    sizes = {"batch": 3, "num_q_heads": 2, "num_kv_heads": 1, "seqlen_q": 90, "seqlen_k": 90, "head_dim": 32}
+    packed = Problem(dtype="f32", varlen="list:17,90,31", causal=True, **sizes)
+    starts = np.array([0, 17, 107, 138], np.int32)
+    q, k, v = (np.zeros((138, heads, 32), np.float32) for heads in (2, 1, 1))
+    asked: list[Problem] = []
+    with noting(lambda problem, card: asked.append(problem)):
+        flashgen.attention_varlen(
+            *(q, k, v, starts, starts), max_seqlen_q=90, max_seqlen_k=90, causal=True, device="sim:a100"
+        )
+    assert asked == script.asked_for(packed)
+    derived = Problem(dtype="f32", backward=True, **sizes)
+    assert [each.backward for each in script.asked_for(derived)] == [False, True]
+    # An array that is read is told of in steps, as calls have it.
+    (window,) = script.asked_for(Problem(dtype="f32", scoring=Scoring(window=(100, 0)), **sizes))
+    assert window.scoring == in_steps(Scoring(window=(100, 0)))
 
 
 @pytest.mark.thorough

@@ -32,17 +32,23 @@ class MadePackedTable(MadeLayoutTable, _PackedTable):
 
     def problem(self, query: _View, key: _View, value: _View, causal: bool) -> Problem:
         layout = self.layout
-        rows, keys = near(max(1, layout.max_seqlen_q)), near(max(1, layout.max_seqlen_k))
         batch = max(1, layout.batch)
         dense = super().problem(
-            query._replace(shape=(batch, query.shape[1], rows)),
-            key._replace(shape=(batch, key.shape[1], keys)),
+            query._replace(shape=(batch, query.shape[1], layout.max_seqlen_q)),
+            key._replace(shape=(batch, key.shape[1], layout.max_seqlen_k)),
             value,
             causal,
         )
-        lengths = [lengths_about(query.shape[2] / batch, rows), lengths_about(key.shape[2] / batch, keys)]
-        told = lengths[0] if lengths[0] == lengths[1] else "/".join(lengths)
-        return replace(dense, varlen=told)
+        return packed_about(dense, query.shape[2], key.shape[2])
+
+
+def packed_about(dense: Problem, total_q: int, total_k: int) -> Problem:
+    """Returns the problem that is looked for where sequences, the longest of which a ``dense`` one has, come
+    to so many rows and keys together: all that a call tells of their lengths."""
+    rows, keys = near(dense.seqlen_q), near(dense.seqlen_k)
+    lengths = [lengths_about(total_q / dense.batch, rows), lengths_about(total_k / dense.batch, keys)]
+    told = lengths[0] if lengths[0] == lengths[1] else "/".join(lengths)
+    return replace(dense, seqlen_q=rows, seqlen_k=keys, varlen=told)
 
 
 def lengths_about(mean: float, longest: int) -> str:
