@@ -154,15 +154,15 @@ def options_of(inputs: Inputs) -> dict[str, Any]:
     return told
 
 
-def our_call(inputs: Inputs) -> Callable[[], Any]:
+def our_call(inputs: Inputs, told: dict[str, Any]) -> Callable[[], Any]:
     """Returns the call that a user would make of the inputs: of gradients, of the backward pass alone."""
     import flashgen
 
-    p, told = inputs.problem, options_of(inputs)
+    p = inputs.problem
     if p.layout.is_packed:
         starts = [inputs.indices[name] for name in ("cu_seqlens_q", "cu_seqlens_k")]
-        told |= {"max_seqlen_q": max(p.lengths.q), "max_seqlen_k": max(p.lengths.k)}
-        return lambda: flashgen.attention_varlen(inputs.q, inputs.k, inputs.v, *starts, **told)
+        longest = {"max_seqlen_q": max(p.lengths.q), "max_seqlen_k": max(p.lengths.k)}
+        return lambda: flashgen.attention_varlen(inputs.q, inputs.k, inputs.v, *starts, **longest, **told)
 
     def attention(inputs: Inputs) -> Callable[[], Any]:
         return lambda: flashgen.attention(inputs.q, inputs.k, inputs.v, **told)
@@ -170,15 +170,14 @@ def our_call(inputs: Inputs) -> Callable[[], Any]:
     return differentiated(attention, inputs, rows_first=False) if p.backward else attention(inputs)
 
 
-def explained(inputs: Inputs) -> dict[str, Any]:
+def explained(inputs: Inputs, told: dict[str, Any]) -> dict[str, Any]:
     """Says what serves a call, where there is one word for it; else the rows of what was built do."""
     import flashgen
 
     if inputs.problem.layout.is_packed or inputs.problem.backward:
         return {}
-    served = flashgen.explain(inputs.q, inputs.k, inputs.v, **options_of(inputs))
-    told = ("kernel", "family", "predicted_us", "tuned_for", "why")
-    return {name: getattr(served, name) for name in told}
+    served = flashgen.explain(inputs.q, inputs.k, inputs.v, **told)
+    return {name: getattr(served, name) for name in ("kernel", "family", "predicted_us", "tuned_for", "why")}
 
 
 def rivals(inputs: Inputs) -> dict[str, Callable[[], Callable[[], Any]]]:
@@ -250,14 +249,16 @@ def measured(torch: Any, timer: EventTimer, problem: Problem, at_work: dict[str,
     at_work[AT_WORK] = "inputs"
     torch.manual_seed(0)
     inputs = Inputs.draw(torch, problem)
+    told = options_of(inputs)
+    # It draws the gradients that are given as well, behind a forward pass of its own: no part of a call.
+    sample = GradientSample(inputs) if problem.backward else Sample(inputs, problem)
     torch.cuda.synchronize()
     at_work[AT_WORK] = "flashgen"
     began = time.perf_counter()
-    ours = our_call(inputs)
+    ours = our_call(inputs, told)
     made = ours()
     torch.cuda.synchronize()
-    row: dict[str, Any] = {"first_s": round(time.perf_counter() - began, 3), **explained(inputs)}
-    sample = GradientSample(inputs) if problem.backward else Sample(inputs, problem)
+    row: dict[str, Any] = {"first_s": round(time.perf_counter() - began, 3), **explained(inputs, told)}
     error = sample.error(made)
     calls, errors, once_ms, refused = {"ours": ours}, {}, {}, {}
     for name, make in rivals(inputs).items():

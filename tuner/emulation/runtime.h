@@ -154,8 +154,8 @@ int lane_of_warp();
 
 // `call` runs the kernel body with `parameters`, once for each thread. Returns a cudaError_t.
 using KernelCall = void (*)(const void* kernel, void** parameters);
-// `cluster`: how many neighbouring blocks form one; 0: as many as `form_clusters` was told. `dependent`: it may begin before the launch in
-// front of it has ended, so that all blocks must wait for that but those that do nothing.
+// `cluster`: how many neighbouring blocks form one; 0: as many as `form_clusters` was told. `dependent`: it may begin
+// before the launch in front of it has ended, so that all blocks must wait for that but those that do nothing.
 int launch(KernelCall call, const void* kernel, unsigned cluster, bool dependent, dim3 grid, dim3 block, void** parameters,
            size_t shared_bytes);
 // Waits for the launches in front of this one; lets the next one begin, which counts on this thread's having waited.
