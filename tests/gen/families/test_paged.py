@@ -73,7 +73,7 @@ def check(kernel: Kernel, way: str, *, depth="quick", sanitize: bool = False, se
 @needs_compiler
 @pytest.mark.parametrize(
     ("way", "size"),
-    sampled([(way, size) for size in SIZES for way in WAYS if takes(way, size)], 3, thorough=36),
+    sampled([(way, size) for size in SIZES for way in WAYS if takes(way, size)], 3, thorough=20),
 )
 def test_sequences_in_pages_are_right(way: str, size: int) -> None:
     kernel = kernel_of(way, page_size=size)
@@ -81,7 +81,7 @@ def test_sequences_in_pages_are_right(way: str, size: int) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("way", sampled(PACKED_WAYS, 0, thorough=8))
+@pytest.mark.parametrize("way", sampled(PACKED_WAYS, 0, thorough=3))
 def test_ragged_problems_of_all_kinds_are_right(way: str) -> None:
     sizes = [size for size in SIZES if takes(way, size)]
     for seed, (size, varlen) in enumerate((size, varlen) for size in sizes for varlen in ("", RAGGED)):

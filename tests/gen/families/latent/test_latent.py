@@ -61,7 +61,7 @@ def test_values_are_columns_of_keys(way: str, causal: bool) -> None:
     sampled(
         [(dtype, dims, splits) for splits in (1, 4) for dims in DIMS for dtype in ("bf16", "f16")],
         0,
-        thorough=6,
+        thorough=3,
     ),
 )
 def test_problems_of_all_kinds_are_right(dtype: str, dims: tuple[int, int], splits: int) -> None:

@@ -275,7 +275,9 @@ def test_columns_that_no_copy_fills_are_zeros() -> None:
 # -- what may run ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("limits", sampled([L4, RTX_5090, H200, PRESETS["b200"]], 1), ids=lambda x: x.name)
+@pytest.mark.parametrize(
+    "limits", sampled([L4, RTX_5090, H200, PRESETS["b200"]], 1, thorough=1), ids=lambda x: x.name
+)
 @pytest.mark.parametrize("dims", [(16, 24), (128, 128), (8, 256)], ids=str)
 def test_legal_variants_render(limits, dims: tuple[int, int]) -> None:
     problem = replace(EIGHT_BITS, head_dim=dims[0], head_dim_v=dims[1])

@@ -86,7 +86,7 @@ def cases():
 
 
 @needs_compiler
-@pytest.mark.parametrize(("name", "walk", "numbers", "causal"), sampled(cases(), 9, thorough=90))
+@pytest.mark.parametrize(("name", "walk", "numbers", "causal"), sampled(cases(), 9, thorough=45))
 def test_masks_and_changes_are_right(name, walk, numbers, causal):
     problem = problem_of(SCORINGS[name], numbers, causal=causal)
     for rows, keys in SHAPES:
@@ -108,7 +108,7 @@ def test_masks_and_changes_are_right(name, walk, numbers, causal):
             and is_legal(variant_of(walk, numbers), problem_of(array_layouts.SCORINGS[name], numbers))
         ],
         2,
-        thorough=40,
+        thorough=20,
     ),
 )
 def test_arrays_of_pairs_may_lie_anyhow(name, walk, numbers, layout):

@@ -13,23 +13,26 @@ from flashgen.gen.space import enumerate_space
 from flashgen.gen.variant import Illegal
 
 from tests.support.covering import draw
+from tests.support.depth import sampled
 from tests.support.emulated import assert_tidy
 
-each_space = pytest.mark.parametrize(
-    ("card", "problem"),
-    [
-        ("gtx-1080", Problem()),
-        ("gtx-1080", Problem(head_dim=40, causal=True)),
-        ("t4", Problem(head_dim=128)),
-        ("rtx-4090", Problem(head_dim=128)),
-        ("h200", Problem()),
-        ("h200", Problem(head_dim=256, causal=True)),
-        ("gtx-1080", Problem(head_dim=64, head_dim_v=40)),
-    ],
-    ids=lambda value: value.name if isinstance(value, Problem) else value,
-)
+SPACES = [
+    ("gtx-1080", Problem()),
+    ("gtx-1080", Problem(head_dim=40, causal=True)),
+    ("t4", Problem(head_dim=128)),
+    ("rtx-4090", Problem(head_dim=128)),
+    ("h200", Problem()),
+    ("h200", Problem(head_dim=256, causal=True)),
+    ("gtx-1080", Problem(head_dim=64, head_dim_v=40)),
+]
 #: Of some thousands.
 SAMPLED = 40
+
+
+def of_spaces(spaces):
+    return pytest.mark.parametrize(
+        ("card", "problem"), spaces, ids=lambda value: value.name if isinstance(value, Problem) else value
+    )
 
 
 def assert_all_render_apart(variants, problem, limits):
@@ -41,15 +44,14 @@ def assert_all_render_apart(variants, problem, limits):
     assert len(digests) == len(variants)
 
 
-@each_space
+@of_spaces(SPACES)
 def test_legal_variants_render(card, problem):
     variants = draw(Simt, problem, PRESETS[card], SAMPLED, random.Random(1))
     assert 10 < len(variants) <= SAMPLED
     assert_all_render_apart(variants, problem, PRESETS[card])
 
 
-@pytest.mark.thorough
-@each_space
+@of_spaces(sampled(SPACES, 0, thorough=2))
 def test_every_legal_variant_renders(card, problem):
     assert_all_render_apart(enumerate_space(Simt, problem, PRESETS[card]).legal, problem, PRESETS[card])
 

@@ -64,7 +64,7 @@ def cases(walks=WALKS, dtypes=TOLERANCES):
 
 
 @needs_compiler
-@pytest.mark.parametrize(("name", "walk", "dtype"), sampled(cases(), 8, thorough=60))
+@pytest.mark.parametrize(("name", "walk", "dtype"), sampled(cases(), 8, thorough=10))
 @pytest.mark.parametrize("causal", [False, True])
 def test_masks_are_right(name: str, walk: str, dtype: str, causal: bool) -> None:
     problem = problem_of(MASKS[name], dtype, causal=causal)

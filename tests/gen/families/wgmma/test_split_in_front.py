@@ -93,7 +93,7 @@ def test_outputs_are_those_of_float64(way, causal):
 
 
 @needs_compiler
-@pytest.mark.parametrize("way", sampled(WAYS, 1, thorough=8))
+@pytest.mark.parametrize("way", sampled(WAYS, 1, thorough=4))
 def test_outputs_are_right_at_all_lengths(way):
     setting = setting_of(way, causal=True)
     assert 0 < check(setting, seed=3, depth="full") <= setting.problem.tolerance

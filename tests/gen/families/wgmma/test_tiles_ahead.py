@@ -44,7 +44,7 @@ WALKS = {
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("name", "walk", "dtype", "layout"), sampled(in_all_ways(WALKS, TOLERANCES), 3, thorough=20)
+    ("name", "walk", "dtype", "layout"), sampled(in_all_ways(WALKS, TOLERANCES), 3, thorough=12)
 )
 def test_arrays_may_lie_anyhow(name, walk, dtype, layout):
     assert_right(WALKS[walk], problem_of(SCORINGS[name], dtype), layout, TOLERANCES[dtype])
