@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.tuner.cards.device import Build
 from flashgen.tuner.cards.emulated import SimDevice, SimRunner
-from flashgen.tuner.errors import CorruptedMemory, LaunchError
+from flashgen.tuner.errors import CorruptedMemory, FlashgenError, LaunchError
 from flashgen.tuner.evaluate import reference
 from flashgen.tuner.evaluate.comparison import WrongResult
 from flashgen.tuner.evaluate.validate import validate
@@ -44,6 +44,19 @@ def check(setting: Setting, seed: int, *, depth="quick", sanitize: bool = False)
     device = SimDevice("emulated", setting.limits, sanitize)
     build = device.toolchain().build(render(setting.variant, setting.problem, setting.limits))
     return validate(device.open(), build, seed=seed, depth=depth)
+
+
+def assert_all_right(settings: Iterable[tuple[int, Setting]]) -> None:
+    """Checks settings with a seed each; fails with every kernel that is wrong."""
+    wrong = []
+    for seed, setting in settings:
+        try:
+            error = check(setting, seed)
+        except FlashgenError as failure:
+            wrong.append(f"{setting.name}\n  {failure}")
+        else:
+            assert 0 < error <= setting.problem.tolerance, setting.name
+    assert not wrong, "\n".join(wrong)
 
 
 def inputs(

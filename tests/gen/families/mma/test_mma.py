@@ -20,7 +20,7 @@ from flashgen.gen.scoring.scores import scores_of
 from flashgen.gen.space import enumerate_space
 from flashgen.gen.variant import Illegal
 from flashgen.tuner.cards.emulated import SimDevice, SimRunner
-from flashgen.tuner.errors import CorruptedMemory, FlashgenError, LaunchError
+from flashgen.tuner.errors import CorruptedMemory, LaunchError
 from flashgen.tuner.evaluate import reference
 from flashgen.tuner.evaluate.comparison import compare
 from flashgen.tuner.predict.cost_model import predict
@@ -32,6 +32,7 @@ from tests.support.covering import (
     TURING_NUMBERS,
     Setting,
     draw,
+    each_value,
     held_by,
     mma_settings,
     parts_of,
@@ -42,6 +43,7 @@ from tests.support.depth import sampled
 from tests.support.emulated import (
     COURSES,
     assert_a_forgotten_mask_is_caught,
+    assert_all_right,
     assert_tidy,
     check,
     needs_compiler,
@@ -50,8 +52,8 @@ from tests.support.emulated import (
 
 #: One card per way of multiplying and copying: sm_75, sm_80, sm_86, sm_90.
 CARDS = ("t4", "a100", "rtx-3090", "h200")
-#: Tests that share the cover, so that several workers can.
-SHARDS = 24
+#: Tests that share the cover, and what of it has every value, so that several workers can.
+SHARDS, SHARDS_OF_VALUES = 24, 4
 HALF, BRAIN = Problem(dtype="f16"), Problem(dtype="bf16")
 ROUNDED, PARTED = Problem(precision="tf32"), Problem(precision="3xf16")
 DECODING = Problem(
@@ -67,18 +69,18 @@ def settings() -> list[Setting]:
 # -- numerics -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @needs_compiler
-@pytest.mark.parametrize("shard", sampled(range(SHARDS), 0, thorough=4))
+@pytest.mark.parametrize("shard", range(SHARDS_OF_VALUES))
+def test_any_value_of_a_parameter_is_right(shard):
+    assert_all_right(list(enumerate(each_value(settings(), 0), 1))[shard::SHARDS_OF_VALUES])
+
+
+@pytest.mark.exhaustive
+@needs_compiler
+@pytest.mark.parametrize("shard", range(SHARDS))
 def test_any_two_values_together_are_right(shard):
-    wrong = []
-    for seed, setting in list(enumerate(settings(), 1))[shard::SHARDS]:
-        try:
-            error = check(setting, seed)
-        except FlashgenError as failure:
-            wrong.append(f"{setting.name}\n  {failure}")
-        else:
-            assert 0 < error <= setting.problem.tolerance, setting.name
-    assert not wrong, "\n".join(wrong)
+    assert_all_right(list(enumerate(settings(), 1))[shard::SHARDS])
 
 
 @pytest.mark.thorough

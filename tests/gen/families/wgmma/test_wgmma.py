@@ -21,7 +21,6 @@ from flashgen.gen.scoring.scores import scores_of
 from flashgen.gen.space import enumerate_space
 from flashgen.gen.variant import Illegal
 from flashgen.tuner.cards.emulated import SimDevice, SimRunner
-from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.evaluate import reference
 from flashgen.tuner.predict.cost_model import predict
 
@@ -32,12 +31,14 @@ from tests.support.covering import (
     WGMMA_NUMBERS,
     Setting,
     draw,
+    each_value,
     traits,
     wgmma_settings,
 )
 from tests.support.depth import sampled
 from tests.support.emulated import (
     assert_a_forgotten_mask_is_caught,
+    assert_all_right,
     assert_tidy,
     attend,
     check,
@@ -50,8 +51,8 @@ H200 = preset("h200")
 RELEASE_OF_Q = "barrier_arrive(&smem.q_empty[q_pipe.stage]);"
 LAST_SCORES = f"if (leader && n == first_tile) {RELEASE_OF_Q}"
 CONSUMER_MEETS = "named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);"
-#: Tests that share the cover, so that several workers can.
-SHARDS = 16
+#: Tests that share the cover, and what of it has every value, so that several workers can.
+SHARDS, SHARDS_OF_VALUES = 16, 4
 HALF, BRAIN = Problem(dtype="f16"), Problem(dtype="bf16")
 
 
@@ -63,18 +64,18 @@ def settings() -> list[Setting]:
 # -- numerics -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @needs_compiler
-@pytest.mark.parametrize("shard", sampled(range(SHARDS), 0, thorough=4))
+@pytest.mark.parametrize("shard", range(SHARDS_OF_VALUES))
+def test_any_value_of_a_parameter_is_right(shard):
+    assert_all_right(list(enumerate(each_value(settings(), 0)))[shard::SHARDS_OF_VALUES])
+
+
+@pytest.mark.exhaustive
+@needs_compiler
+@pytest.mark.parametrize("shard", range(SHARDS))
 def test_any_two_values_together_are_right(shard):
-    wrong = []
-    for seed, setting in list(enumerate(settings()))[shard::SHARDS]:
-        try:
-            error = check(setting, seed)
-        except FlashgenError as failure:
-            wrong.append(f"{setting.name}\n  {failure}")
-        else:
-            assert 0 < error <= setting.problem.tolerance, setting.name
-    assert not wrong, "\n".join(wrong)
+    assert_all_right(list(enumerate(settings()))[shard::SHARDS])
 
 
 @pytest.mark.thorough
