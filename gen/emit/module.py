@@ -483,8 +483,9 @@ def _lists(kernel: Kernel) -> dict[str, Any]:
     told: dict[str, Any] = {"lists": lists.keys}
     if lists.words:
         told["list_words"] = lists.words
-    if lists.head_strides:
-        told["list_strides"] = value_literal(lists.head_strides)
+    for axis, strides in (("batch", lists.batch_strides), ("head", lists.head_strides)):
+        if strides:
+            told[f"list_{axis}_strides"] = value_literal(strides)
     return told
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..launch import COMBINE_ROLE, Launch
-from ..limits import DeviceLimits
+from ..limits import WARP, DeviceLimits
 from ..problem import Problem
 from .workspace import Region, Workspace
 
-#: Threads of a block that puts results together: a warp does a row at a time.
-COMBINE_THREADS = 128
+#: Warps of a block that puts results together, each of which does a row at a time: at least, and at most.
+COMBINE_WARPS = (4, 16)
 #: Blocks per multiprocessor that fill a card, and beyond which more of them only make shares smaller.
 FILLING_BLOCKS, ENOUGH_BLOCKS = 2, 8
 #: The most blocks that may share the keys of a tile.
@@ -26,7 +26,15 @@ PARTIAL_RESULTS = "partial_results"
 
 def combine_launch(main: Launch) -> Launch:
     """Returns the launch that puts together what the blocks of ``main`` leave."""
-    return replace(main, threads=COMBINE_THREADS, smem_bytes=0, tensor_maps=(), role=COMBINE_ROLE)
+    return replace(main, threads=_combine_threads(main), smem_bytes=0, tensor_maps=(), role=COMBINE_ROLE)
+
+
+def _combine_threads(main: Launch) -> int:
+    """Threads of one of its blocks: a warp for each of the rows that it does, where the number of blocks that
+    do a tile's is known, as far as there may be so many."""
+    least, most = COMBINE_WARPS
+    rows = least if main.packed else -(-(main.rows_per_block or 1) // main.workspace_splits)
+    return WARP * min(most, max(least, 1 << (rows - 1).bit_length()))
 
 
 def workspace_of_splits(main: Launch, floats: int) -> Workspace:

@@ -13,19 +13,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..expression import Constant, Expression, divided_up, loads_of, replaced
-from ..launch import LISTS_ROLE, Q_HEADS, Launch
+from ..expression import Constant, Expression, Name, divided_up, loads_of, replaced
+from ..launch import BATCH as BATCHES
+from ..launch import KV_HEADS, LISTS_ROLE, Q_HEADS, Launch
 from ..limits import PORTABLE_CLUSTER, WARP
-from ..scoring.scores import HEAD, NUM_KEYS, Scores
+from ..scoring.scores import BATCH, HEAD, NUM_KEYS, Scores
 from .arrays import TileArray, bytes_that_say, tile_arrays
 
-#: Threads of a block that makes a list, and the tiles of keys that it classifies at a time.
-THREADS, TILES_AT_ONCE = 128, 32
-#: Threads of one that leaves bits as well, and the cluster of those that make a list together: what they read
-#: of a mask for bits is all of it.
-BITS_THREADS, BITS_BLOCKS = 512, PORTABLE_CLUSTER
+#: Threads of a block that makes lists, and the tiles of keys that it classifies at a time.
+THREADS, TILES_AT_ONCE = 512, 32
+#: The cluster of those that make a list with bits together where lists are few: what they read of a mask is
+#: all of it.
+BITS_BLOCKS = PORTABLE_CLUSTER
+#: The most blocks there are, each of which then makes several lists: some times as many as a card runs at
+#: once, a multiple of a cluster. Where batches or heads turn out to see alike, most have nothing to do.
+MOST_BLOCKS = 1024
 #: Rows of a warpgroup's products, and its threads, each of which has every other score of half a row.
 GROUP_ROWS, GROUP = 64, 128
+#: The bytes of an array that are read at once.
+BYTES_AT_ONCE = 16
 #: Bytes of a word of bits.
 WORD = 4
 
@@ -39,9 +45,9 @@ class TileLists:
     ``by_plan`` are of the items that a plan lists of packed sequences, of so many that they make
     ``wanted_blocks``.
 
-    With ``bits`` what rows see of single keys is there, too. Then heads that turn out to be alike, by
-    ``head_strides`` of zero, share the lists of the first one; and where an array of bytes says all,
-    ``by_bytes``, sixteen of these are read at once.
+    Batches that turn out to see alike, by ``batch_strides`` of zero, share the lists of the first one, and so
+    do heads by ``head_strides``. With ``bits`` what rows see of single keys is there, too. Where an array of
+    bytes says all, ``by_bytes``, sixteen of these are read at once.
     """
 
     rows: int
@@ -52,6 +58,7 @@ class TileLists:
     by_plan: bool = False
     wanted_blocks: int = 0
     bits: bool = False
+    batch_strides: tuple[str, ...] = ()
     head_strides: tuple[str, ...] = ()
     by_bytes: TileArray | None = None
 
@@ -72,17 +79,19 @@ class TileLists:
 
     @property
     def blocks(self) -> int:
-        """The blocks that make one of them together, each of which asks of some tiles of keys."""
+        """The blocks that make one of them together where there are few, each of which asks of some tiles of
+        keys."""
         return BITS_BLOCKS if self.bits else 1
 
     @property
     def launch(self) -> Launch:
         """The launch that makes them."""
         return Launch(
-            BITS_THREADS if self.bits else THREADS,
-            # What is found of each tile; with bits two flags, and what other blocks read of two turns.
-            2 * TILES_AT_ONCE + 2 * WORD if self.bits else TILES_AT_ONCE,
+            THREADS,
+            # Two flags of each tile; of a cluster also what other blocks read of two turns.
+            2 * TILES_AT_ONCE + (2 * WORD if self.blocks > 1 else 0),
             self.rows,
+            max_blocks=None if self.by_plan else MOST_BLOCKS,
             splits=self.blocks,
             pack_heads=self.packed,
             role=LISTS_ROLE,
@@ -100,11 +109,17 @@ class TileLists:
 
     def num_ints(self, sizes: Mapping[str, int], values: Mapping[str, object]) -> int:
         """Returns their number on arrays of those sizes, with such strides of what masks read."""
-        return self.ints.value({**sizes, **({Q_HEADS.name: 1} if self.heads_are_alike(values) else {})})
+        counted = dict(sizes)
+        if _are_zero(self.batch_strides, values):
+            counted[BATCHES.name] = 1
+        if _are_zero(self.head_strides, values):
+            group = (Q_HEADS // KV_HEADS).value(sizes) if self.packed else 1
+            counted |= {Q_HEADS.name: group, KV_HEADS.name: 1}
+        return self.ints.value(counted)
 
-    def heads_are_alike(self, values: Mapping[str, object]) -> bool:
-        """Tells whether all heads see what the first one does, by the arguments of a call."""
-        return bool(self.head_strides) and all(values.get(each) == 0 for each in self.head_strides)
+
+def _are_zero(strides: tuple[str, ...], values: Mapping[str, object]) -> bool:
+    return bool(strides) and all(values.get(each) == 0 for each in strides)
 
 
 def words_of_scores(keys: int) -> int:
@@ -119,6 +134,7 @@ def tile_lists(scores: Scores, main: Launch, keys: int, *, bits: bool = False) -
     if not scores.needs_lists or main.rows_per_block is None:
         return None
     rows = main.rows_per_block * main.cluster
+    in_bytes = not main.packed and keys % BYTES_AT_ONCE == 0
     return TileLists(
         rows,
         keys,
@@ -128,21 +144,22 @@ def tile_lists(scores: Scores, main: Launch, keys: int, *, bits: bool = False) -
         main.packed,
         main.wanted_blocks,
         bits,
-        _head_strides(scores) if bits else (),
-        bytes_that_say(scores.predicate, tile_arrays(scores)) if bits else None,
+        () if main.packed or scores.vary_by_batch else _strides_along(BATCH, scores),
+        () if main.packed else _strides_along(HEAD, scores),
+        bytes_that_say(scores.predicate, tile_arrays(scores)) if in_bytes else None,
     )
 
 
-def _head_strides(scores: Scores) -> tuple[str, ...]:
-    """The strides, as arguments, by which alone the keys that rows see are others for each head; none where
-    they are so by more than arrays, or not at all."""
-    if scores.predicate is None or not scores.vary_by_head:
+def _strides_along(axis: Name, scores: Scores) -> tuple[str, ...]:
+    """The strides, as arguments, by which alone the keys that a predicate shows rows are others along an
+    axis; none where they are so by more than arrays, or not at all."""
+    if scores.predicate is None or axis.name not in scores.predicate.names():
         return ()
     buffers = {each.name: each for each in scores.buffers}
     loads = loads_of(scores.predicate)
-    by_head = [(each, i) for each in loads for i, index in enumerate(each.indices) if index == HEAD]
-    named = sum(1 for each in loads for index in each.indices if HEAD.name in index.names())
+    along = [(each, i) for each in loads for i, index in enumerate(each.indices) if index == axis]
+    named = sum(1 for each in loads for index in each.indices if axis.name in index.names())
     alone = replaced(scores.predicate, {each: Constant(0) for each in loads})
-    if HEAD.name in alone.names() or named > len(by_head):
+    if axis.name in alone.names() or named > len(along):
         return ()
-    return tuple(dict.fromkeys(buffers[each.buffer].strides[i] for each, i in by_head))
+    return tuple(dict.fromkeys(buffers[each.buffer].strides[i] for each, i in along))

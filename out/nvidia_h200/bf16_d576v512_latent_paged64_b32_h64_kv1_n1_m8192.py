@@ -148,7 +148,7 @@ KERNELS: tuple[Tuned, ...] = (
                 count=lambda batch, num_q_heads, num_kv_heads, seqlen_q: (
                     (seqlen_q * (num_q_heads // num_kv_heads) + 64 - 1) // 64 * num_kv_heads * batch * 4
                 ),
-                threads=128,
+                threads=512,
                 smem_bytes=0,
                 rows_per_block=64,
                 pack_heads=True,
@@ -171,7 +171,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = LatentAttention(KERNELS, operator="attention_bf16_d576v512_latent_paged64_7d671a49")
+_bound = LatentAttention(KERNELS, operator="attention_bf16_d576v512_latent_paged64_4ba8b074")
 attention_latent, explain, use = _bound.attention_latent, _bound.explain, _bound.use
 register_torch = _bound.register_torch
 

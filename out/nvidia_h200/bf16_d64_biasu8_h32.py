@@ -190,10 +190,12 @@ KERNELS: tuple[Tuned, ...] = (
                 threads=512,
                 smem_bytes=72,
                 rows_per_block=256,
+                max_blocks=1024,
                 splits=8,
                 lists=64,
                 list_words=512,
-                list_strides=("bias_stride_1",),
+                list_batch_strides=("bias_stride_0",),
+                list_head_strides=("bias_stride_1",),
             ),
             Launch(
                 symbol="attention_bf16_d64_biasu8_kernel",
@@ -231,7 +233,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = ScoredAttention(KERNELS, operator="attention_bf16_d64_biasu8_515d60cc")
+_bound = ScoredAttention(KERNELS, operator="attention_bf16_d64_biasu8_5249f11a")
 attention, explain, use, register_torch = _bound.attention, _bound.explain, _bound.use, _bound.register_torch
 sdpa, register_transformers = _bound.sdpa, _bound.register_transformers
 

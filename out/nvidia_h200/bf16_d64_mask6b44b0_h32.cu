@@ -948,56 +948,77 @@ __device__ __forceinline__ void consume_tile(
   q_pipe.advance();
 }
 
-// Makes the lists, a block each. Its warps classify tiles, 32 at a time, whose places in the list the first of them finds.
-extern "C" __global__ void __launch_bounds__(128) attention_bf16_d64_mask6b44b0_lists(const AttentionArgs args) {
-  extern __shared__ __align__(1024) unsigned char shared_bytes[];
-  let_next_launch_begin();
-  unsigned char* const classes = shared_bytes;  // of 32 tiles: 0 where no row sees it, 1 where all see it whole, else 2
+// Says whether one of sixteen rows, a `block` of a list's, as far as they are before `end_row`, sees a key of a tile, and
+// whether one does not. The warp's lanes ask for a key each. They ask whatever the interval is,
+// so that no answer is waited for before the next is asked for.
+__device__ __forceinline__ void look_at_rows(
+    const AttentionArgs& args, int batch, int list_head, int key_tile, int list_row, int block, int end_row,
+    unsigned char& sees_one, unsigned char& misses_one) {
+  const int lane = threadIdx.x % 32, first_key = key_tile * kBc;
+  bool any = false, all = true;
+#pragma unroll 4
+  for (int i = 0; i < 16; ++i) {
+    const int place = list_row + 16 * block + i, row = min(place, end_row - 1);
+    const bool is_there = place < end_row;
+    const int begin = is_there ? first_key_of(args, batch, row) : 0, end = is_there ? end_key_of(args, batch, row) : 0;
+#pragma unroll
+    for (int column = 0; column < kBc; column += 32) {
+      const int key = first_key + column + lane;
+      const bool answer = sees(args, batch, list_head, row, min(key, args.seqlen_k - 1));
+      const unsigned found = __ballot_sync(0xffffffffu, answer && column + lane < kBc && key >= begin && key < end);
+      any |= found != 0;
+      all &= !is_there || found == (kBc - column < 32 ? (1u << (kBc - column) % 32) - 1 : 0xffffffffu);
+    }
+  }
+  if (lane == 0 && any) sees_one = 1;
+  if (lane == 0 && !all) misses_one = 1;
+}
+
+// Makes a list. Of 32 neighbouring tiles after the others the block's warps ask what rows see.
+__device__ __forceinline__ void make_list(
+    const AttentionArgs& args, int* list, int batch, int list_head, int first_row, int end_row,
+    unsigned char* shared_bytes) {
+  unsigned char *const sees_one = shared_bytes, *const misses_one = shared_bytes + 32;  // whether some row does, of 32 tiles
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int num_rows = args.seqlen_q;
-  const int q_tiles = (num_rows + kListRows - 1) / kListRows;
-  const int q_tile = int(blockIdx.x) % q_tiles, nth = int(blockIdx.x) / q_tiles;
-  const int batch = 0;
-  const int list_head = 0;
-  const int first_row = q_tile * kListRows, end_row = min(first_row + kListRows, num_rows);
   const int first_tile = first_key_of(args, batch, first_row) / kBc;
   const int last_tile = (end_key_of(args, batch, end_row - 1) + kBc - 1) / kBc;
-  int* const list = list_of_tiles(args, batch, list_head, q_tile);
   int count = 0;
   for (int first = first_tile; first < last_tile; first += 32) {
-    for (int i = warp; i < 32; i += 4) {
-      const int first_key = (first + i) * kBc;
-      bool some = false, whole = first_key + kBc <= args.seqlen_k;
-      for (int nth_row = first_row; nth_row < end_row && first + i < last_tile && (whole || !some); nth_row += 4) {
-        // Of the last rows and keys the last may be asked for again: so no answer is waited for before the next is asked for.
-        bool sees_one = false, sees_all = true;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const int row = min(nth_row + j, end_row - 1);
-          const int begin = first_key_of(args, batch, row), end = end_key_of(args, batch, row);
-#pragma unroll 2
-          for (int column = 0; column < kBc; column += 32) {
-            const int key = min(first_key + min(column + lane, kBc - 1), args.seqlen_k - 1);
-            const bool answer = sees(args, batch, list_head, row, key), seen = answer && key >= begin && key < end;
-            sees_one |= seen;
-            sees_all &= seen;
-          }
-        }
-        some |= __any_sync(0xffffffffu, sees_one);
-        whole &= __all_sync(0xffffffffu, sees_all);
-      }
-      if (lane == 0) classes[i] = !some || first + i >= last_tile ? 0 : whole ? 1 : 2;
+    if (threadIdx.x < 64) shared_bytes[threadIdx.x] = 0;
+    __syncthreads();
+    // Sixteen rows of a tile for a warp at a time.
+    const int num_tiles = min(last_tile - first, 32);
+    for (int i = warp; i < num_tiles * ((kListRows + 15) / 16); i += 16) {
+      const int nth = i % num_tiles;
+      look_at_rows(args, batch, list_head, first + nth, first_row, i / num_tiles, end_row, sees_one[nth], misses_one[nth]);
     }
     __syncthreads();
+    const bool is_listed = sees_one[lane] != 0;
+    const unsigned listed = __ballot_sync(0xffffffffu, is_listed);
     if (warp == 0) {
-      const int kind = classes[lane];
-      const unsigned listed = __ballot_sync(0xffffffffu, kind != 0);
-      if (kind != 0) list[1 + count + __popc(listed & ((1u << lane) - 1))] = 2 * (first + lane) + (kind == 2);
+      const int place = 1 + count + __popc(listed & ((1u << lane) - 1));
       count += __popc(listed);
+      if (is_listed) list[place] = 2 * (first + lane) + misses_one[lane];
     }
     __syncthreads();
   }
   if (threadIdx.x == 0) list[0] = count;
+}
+
+// Makes the lists, of which a block makes one after the other.
+extern "C" __global__ void __launch_bounds__(512) attention_bf16_d64_mask6b44b0_lists(const AttentionArgs args) {
+  extern __shared__ __align__(1024) unsigned char shared_bytes[];
+  let_next_launch_begin();
+  const int num_rows = args.seqlen_q;
+  const int q_tiles = (num_rows + kListRows - 1) / kListRows;
+  const int num_lists = q_tiles;
+  for (int nth_list = int(blockIdx.x); nth_list < num_lists; nth_list += int(gridDim.x)) {
+    const int q_tile = nth_list % q_tiles, nth = nth_list / q_tiles, first_row = q_tile * kListRows;
+    const int batch = 0;
+    const int list_head = 0;
+    make_list(args, list_of_tiles(args, batch, list_head, q_tile), batch, list_head, first_row, min(first_row + kListRows, num_rows),
+              shared_bytes);
+  }
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
@@ -1103,12 +1124,13 @@ static int launch_lists(const AttentionArgs* args, cudaStream_t stream, bool& be
   const long long blocks = (seqlen_q + kListRows - 1) / kListRows;
   if (blocks == 0) return cudaSuccess;
   if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
-  constexpr size_t smem_bytes = 32;
+  constexpr size_t smem_bytes = 64;
   const cudaError_t status =
       cudaFuncSetAttribute(attention_bf16_d64_mask6b44b0_lists, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
+  const unsigned grid = unsigned(blocks < 1024 ? blocks : 1024);
   cudaLaunchAttribute attribute;
-  const cudaLaunchConfig_t config = configure(unsigned(blocks), 128, smem_bytes, stream, attribute, begun);
+  const cudaLaunchConfig_t config = configure(grid, 512, smem_bytes, stream, attribute, begun);
   return cudaLaunchKernelEx(&config, attention_bf16_d64_mask6b44b0_lists, *args);
 }
 
@@ -1177,4 +1199,4 @@ extern "C" int attention_bf16_d64_mask6b44b0(const AttentionArgs* args, cudaStre
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 4, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto", "scoring": {"mask": "abs(q // 64 - k // 64) <= 8 and abs(q % 64 - k % 64) <= 8"}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 256, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 64, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "weights": "f16", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "k_stages": 4, "v_stages": 4, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_mask6b44b0", "launches": [{"threads": 128, "smem_bytes": 32, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "lists", "alike_batches": true, "alike_heads": true}, {"threads": 640, "smem_bytes": 132096, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "d64397674e4d4848", "figures": [1653, 1151]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 4, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto", "scoring": {"mask": "abs(q // 64 - k // 64) <= 8 and abs(q % 64 - k % 64) <= 8"}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 256, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 64, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "weights": "f16", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "k_stages": 4, "v_stages": 4, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_mask6b44b0", "launches": [{"threads": 512, "smem_bytes": 64, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [], "max_blocks": 1024, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "lists", "alike_batches": true, "alike_heads": true}, {"threads": 640, "smem_bytes": 132096, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "0e1668c5b8e6bd14", "figures": [1653, 1151]}

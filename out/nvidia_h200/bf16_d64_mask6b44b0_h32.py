@@ -185,9 +185,10 @@ KERNELS: tuple[Tuned, ...] = (
                 symbol="attention_bf16_d64_mask6b44b0_lists",
                 arguments=ARGUMENTS,
                 count=lambda batch, num_q_heads, num_kv_heads, seqlen_q: (seqlen_q + 256 - 1) // 256,
-                threads=128,
-                smem_bytes=32,
+                threads=512,
+                smem_bytes=64,
                 rows_per_block=256,
+                max_blocks=1024,
                 alike_batches=True,
                 alike_heads=True,
                 lists=64,
@@ -225,7 +226,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = ScoredAttention(KERNELS, operator="attention_bf16_d64_mask6b44b0_d6439767")
+_bound = ScoredAttention(KERNELS, operator="attention_bf16_d64_mask6b44b0_0e1668c5")
 attention, explain, use, register_torch = _bound.attention, _bound.explain, _bound.use, _bound.register_torch
 sdpa, register_transformers = _bound.sdpa, _bound.register_transformers
 

@@ -189,9 +189,10 @@ KERNELS: tuple[Tuned, ...] = (
                 symbol="attention_bf16_d64_window_dilation_lists",
                 arguments=ARGUMENTS,
                 count=lambda batch, num_q_heads, num_kv_heads, seqlen_q: (seqlen_q + 256 - 1) // 256,
-                threads=128,
-                smem_bytes=32,
+                threads=512,
+                smem_bytes=64,
                 rows_per_block=256,
+                max_blocks=1024,
                 alike_batches=True,
                 alike_heads=True,
                 lists=64,
@@ -233,7 +234,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = ScoredAttention(KERNELS, operator="attention_bf16_d64_window_dilation_59801c86")
+_bound = ScoredAttention(KERNELS, operator="attention_bf16_d64_window_dilation_15088dcb")
 attention, explain, use, register_torch = _bound.attention, _bound.explain, _bound.use, _bound.register_torch
 sdpa, register_transformers = _bound.sdpa, _bound.register_transformers
 

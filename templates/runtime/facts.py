@@ -82,9 +82,11 @@ class Launch:
     """Keys of a tile where it lists the tiles that rows see, which may be kept from call to call; else 0."""
     list_words: int = 0
     """The 32-bit words that there are for each tile beside: what rows see of its single keys."""
-    list_strides: tuple[str, ...] = ()
-    """The strides of zero by which all heads see the same, so that there are lists for one alone; empty where
-    nothing tells."""
+    list_batch_strides: tuple[str, ...] = ()
+    """The strides of zero by which all batches see the same, so that there are lists for one alone; empty
+    where nothing tells."""
+    list_head_strides: tuple[str, ...] = ()
+    """The same of heads."""
     maps: tuple[TensorMap, ...] = ()
     """The maps of which the function's second parameter is made; empty where it has none."""
 
@@ -108,6 +110,27 @@ class Launch:
         if not (batch and heads and seqlen_q):
             return 0
         return self.count(batch, heads, kv_heads, seqlen_q, *keys)
+
+    def list_ints(
+        self, keys: int, alike: tuple[bool, bool], batch: int, heads: int, kv_heads: int, *others: int
+    ) -> int:
+        """Returns how many 32-bit integers the lists take that it makes of so many keys, where batches, and
+        heads, are `alike` or not."""
+        batches_alike, heads_alike = alike
+        if batches_alike:
+            batch = 1
+        if heads_alike:
+            heads, kv_heads = heads // kv_heads if self.pack_heads else 1, 1
+        lists = self.tiles(batch, heads, kv_heads, *others) // self.splits
+        return lists * (1 + -(-keys // self.lists) * (1 + self.list_words))
+
+    def lists_alike(self, values: Mapping[str, Any]) -> tuple[bool, bool]:
+        """Tells whether batches, and heads, see alike by the strides among a kernel's arguments."""
+        batch, head = (
+            bool(strides) and not any(map(values.get, strides))
+            for strides in (self.list_batch_strides, self.list_head_strides)
+        )
+        return batch, head
 
     def blocks(self, tiles: int) -> int:
         """Returns the number of blocks in the grid for so many tiles; 0 where there are no rows."""

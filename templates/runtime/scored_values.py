@@ -363,9 +363,9 @@ class TileLists(_CardMemory):
         self, plan: _Plan, allocate: Callable[[Any], Any], may_make: bool, values: Mapping[str, float]
     ) -> bool:
         """Makes room for a plan's lists; whether they are there from a call before. `values` are the
-        kernel's arguments, of which strides tell whether heads are alike."""
+        kernel's arguments, of which strides tell whether batches, or heads, are alike."""
         launches = [each for each in plan.tuned.launches if each.lists]
-        alike = [bool(each.list_strides) and not any(map(values.get, each.list_strides)) for each in launches]
+        alike = [each.lists_alike(values) for each in launches]
         key = (plan.tuned, plan.masked, plan.device, *plan.sizes.values(), *alike)
         if key == self._made_for:
             return True
@@ -374,12 +374,9 @@ class TileLists(_CardMemory):
                 "beside stream= no memory is made for lists of tiles: pass lists=, a TileLists() that a call "
                 "without stream= has filled"
             )
-        batch, heads, *others = plan.grid
         ints = sum(
-            each.tiles(batch, 1 if of_one else heads, *others)
-            // each.splits
-            * (1 + -(-plan.sizes["seqlen_k"] // each.lists) * (1 + each.list_words))
-            for each, of_one in zip(launches, alike, strict=True)
+            each.list_ints(plan.sizes["seqlen_k"], are, *plan.grid)
+            for each, are in zip(launches, alike, strict=True)
         )
         self.memory = allocate(np.empty(max(1, ints), np.int32))
         self._made_for = key

@@ -106,7 +106,8 @@ def _launch_of(kernel: Kernel, launch: GridOf, names: tuple[str, ...]) -> Launch
             "plans": launch.role == PLAN_ROLE,
             "lists": lists.keys if lists is not None else 0,
             "list_words": lists.words if lists is not None else 0,
-            "list_strides": lists.head_strides if lists is not None else (),
+            "list_batch_strides": lists.batch_strides if lists is not None else (),
+            "list_head_strides": lists.head_strides if lists is not None else (),
             "maps": tuple(
                 TensorMap(each.array, each.rows, each.columns, each.swizzle, each.l2_promotion)
                 for each in launch.tensor_maps

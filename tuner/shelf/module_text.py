@@ -98,7 +98,17 @@ def _launch_of(facts: Mapping[str, ast.expr], entry: str, problem: Problem) -> L
         raise ValueError("a launch's maps are no tuple")
     # `count` follows from the numbers, as `arguments` do from the operation, what is said of lists from the
     # variant and `plans`, like whether tiles are of keys, from the role.
-    others = ("symbol", "arguments", "count", "maps", "lists", "list_words", "list_strides", "plans")
+    others = (
+        "symbol",
+        "arguments",
+        "count",
+        "maps",
+        "lists",
+        "list_words",
+        "list_batch_strides",
+        "list_head_strides",
+        "plans",
+    )
     numbers: dict[str, Any] = {name: _value(facts[name]) for name in facts if name not in others}
     numbers.setdefault("rows_per_block", None)
     role = _value(facts["symbol"]).removeprefix(f"{entry}_")

@@ -846,7 +846,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
 // Puts together what the blocks of each tile have left of its rows, in the order of their keys: always the same bits.
 // A warp does a row, of which the tile's blocks take turns.
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(512)
     attention_bf16_d576v512_latent_combine(const AttentionArgs args) {
   constexpr int kWidth = 4;  // columns at once
   constexpr int kHeld = (kSplits + 31) / 32;  // results that a lane weighs
@@ -869,7 +869,7 @@ extern "C" __global__ void __launch_bounds__(128)
   wait_for_earlier_launches();
   const PartialResult* const results = &result_of(args, int(blockIdx.x) - split);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  for (int row = warp * kSplits + split; row < end_row; row += 4 * kSplits) {
+  for (int row = warp * kSplits + split; row < end_row; row += 16 * kSplits) {
     Columns<kWidth> columns[kAtOnce];
     const auto bring = [&](int first, int n) {
 #pragma unroll
@@ -1023,7 +1023,7 @@ static int launch_combine(const AttentionArgs* args, cudaStream_t stream, bool& 
       cudaFuncSetAttribute(attention_bf16_d576v512_latent_combine, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
   cudaLaunchAttribute attribute;
-  const cudaLaunchConfig_t config = configure(unsigned(blocks), 128, smem_bytes, stream, attribute, begun);
+  const cudaLaunchConfig_t config = configure(unsigned(blocks), 512, smem_bytes, stream, attribute, begun);
   return cudaLaunchKernelEx(&config, attention_bf16_d576v512_latent_combine, *args);
 }
 

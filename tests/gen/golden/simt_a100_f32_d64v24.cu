@@ -457,7 +457,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
 // Puts together what the blocks of each tile have left of its rows, in the order of their keys: always the same bits.
 // A warp does a row, of which the tile's blocks take turns.
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(512)
     attention_f32_d64v24_combine(const AttentionArgs args) {
   constexpr int kWidth = 4;  // columns at once
   constexpr int kHeld = (kSplits + 31) / 32;  // results that a lane weighs
@@ -476,7 +476,7 @@ extern "C" __global__ void __launch_bounds__(128)
   if (split >= end_row) return;  // other blocks of the tile have a row each
   const PartialResult* const results = &result_of(args, int(blockIdx.x) - split);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  for (int row = warp * kSplits + split; row < end_row; row += 4 * kSplits) {
+  for (int row = warp * kSplits + split; row < end_row; row += 16 * kSplits) {
     Columns<kWidth> columns[kAtOnce];
     const auto bring = [&](int first, int n) {
 #pragma unroll
@@ -574,7 +574,7 @@ static int launch_combine(const AttentionArgs* args, cudaStream_t stream) {
       cudaFuncSetAttribute(attention_f32_d64v24_combine, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
   void* parameters[] = {const_cast<AttentionArgs*>(args)};
-  return cudaLaunchKernel(attention_f32_d64v24_combine, dim3(unsigned(blocks)), dim3(128), parameters,
+  return cudaLaunchKernel(attention_f32_d64v24_combine, dim3(unsigned(blocks)), dim3(512), parameters,
                           smem_bytes, stream);
 }
 

@@ -405,22 +405,26 @@ __device__ __forceinline__ bool sees(const AttentionArgs& args, int batch, int h
 }
 
 constexpr int kListRows = 192;  // query rows that share a list of tiles of keys
-constexpr int kListBlocks = 8;  // blocks, a cluster, that make a list
+constexpr int kListBlocks = 8;  // blocks, a cluster, that make a list together where lists are few
 constexpr int kGroupRows = 64;  // of them those of a warpgroup
 constexpr int kSeenWords = 2;  // of what a thread's rows see of a tile, a bit for each of its scores
 constexpr int kTileWords = kListRows / kGroupRows * kWarpgroup * kSeenWords;  // of what all rows of a list do
 
-// Whether all heads see what the first one does, so that they share its lists.
-__host__ __device__ __forceinline__ bool heads_are_alike(const AttentionArgs& args) {
-  return args.bias_stride_1 == 0;
+// The batches that have lists of their own: all share those of the first one where they see alike.
+__host__ __device__ __forceinline__ int listed_batches(const AttentionArgs& args) {
+  return args.bias_stride_0 == 0 ? 1 : args.batch;
+}
+
+// The same of heads.
+__host__ __device__ __forceinline__ int listed_heads(const AttentionArgs& args) {
+  return args.bias_stride_1 == 0 ? 1 : args.num_q_heads;
 }
 
 // The tiles of keys that some of kListRows rows see, in their order: behind their number, of each twice its own, and one
 // more where a row does not see it whole. Then, of all tiles, what the rows see of single keys.
 __device__ __forceinline__ int* list_of_tiles(const AttentionArgs& args, int batch, int head, int q_tile) {
   const int q_tiles = (args.seqlen_q + kListRows - 1) / kListRows, key_tiles = (args.seqlen_k + kBc - 1) / kBc;
-  const int first_alike = heads_are_alike(args) ? 0 : head;
-  const long long index = (1LL * first_alike * args.batch + batch) * q_tiles + q_tile;
+  const long long nth = 1LL * min(batch, listed_batches(args) - 1) * listed_heads(args) + min(head, listed_heads(args) - 1), index = nth * q_tiles + q_tile;
   return args.tile_lists + index * (1 + key_tiles * (1LL + kTileWords));
 }
 
@@ -1021,18 +1025,29 @@ struct SixteenBytes {
     for (int i = 0; i < 5; ++i) words[i] = __ldg(first + i);
   }
 
+  // The same where bytes before `begin` and from `end` on are not there, and count as zero.
+  __device__ __forceinline__ void read_words_between(const unsigned char* address, const unsigned char* begin, const unsigned char* end) {
+    const unsigned char* const first = address - reinterpret_cast<size_t>(address) % 4;
+#pragma unroll
+    for (int i = 0; i < 5; ++i) {
+      const unsigned char* const word = first + 4 * i;
+      words[i] = 0;
+      if (word >= begin && word + 4 <= end) {
+        words[i] = __ldg(reinterpret_cast<const unsigned*>(word));
+      } else {
+#pragma unroll
+        for (int byte = 0; byte < 4; ++byte) {
+          if (word + byte >= begin && word + byte < end) words[i] |= unsigned(__ldg(word + byte)) << 8 * byte;
+        }
+      }
+    }
+  }
+
   // Brings them from where they are in such words to where they would be if a word began at the address.
   __device__ __forceinline__ void align(const unsigned char* address) {
     const int apart = reinterpret_cast<size_t>(address) % 4;
 #pragma unroll
     for (int i = 0; i < 4; ++i) words[i] = __funnelshift_r(words[i], words[i + 1], 8 * apart);
-  }
-
-  // Puts one behind the last fifteen.
-  __device__ __forceinline__ void append(unsigned byte) {
-    words[4] = byte;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) words[i] = __funnelshift_r(words[i], words[i + 1], 8);
   }
 
   // A bit for each, set where it is not zero.
@@ -1047,10 +1062,10 @@ struct SixteenBytes {
   }
 };
 
-// Writes what the sixteen rows of a `block` of a list's see of a tile of keys, as far as they are before `end_row`, and says
-// whether one of them sees a key, and does not. Four lanes have a row each, and of every 64 keys sixteen each; they tell each
+// Says whether one of sixteen rows, a `block` of a list's, as far as they are before `end_row`, sees a key of a tile, and
+// whether one does not; writes what they see. Four lanes have a row each, and of every 64 keys sixteen each; they tell each
 // other what they found.
-__device__ __forceinline__ void write_bits(
+__device__ __forceinline__ void look_at_rows(
     const AttentionArgs& args, int* list, int batch, int list_head, int key_tile, int list_row, int block, int end_row,
     unsigned char& sees_one, unsigned char& misses_one) {
   const int lane = threadIdx.x % 32, first_key = key_tile * kBc;
@@ -1075,17 +1090,16 @@ __device__ __forceinline__ void write_bits(
   };
   if (are_aligned && first_key + kBc <= args.seqlen_k) {
     ask_for_each([](SixteenBytes& its, const unsigned char* start, int key) { its.read_aligned(start + key); });
-  } else if (first_key >= 4 && first_key + kBc + 4 <= args.seqlen_k) {  // the row has all words that the bytes are part of
-    ask_for_each([](SixteenBytes& its, const unsigned char* start, int key) { its.read_words(start + key); });
-#pragma unroll
-    for (int i = 0; i < 2 * kSeenWords; ++i) bytes[i].align(starts[i % 2] + first_key);
   } else {
-#pragma unroll 4
-    for (int byte = 0; byte < 16; ++byte) {
+    if (first_key >= 4 && first_key + kBc + 4 <= args.seqlen_k) {  // the row has all words that the bytes are part of
+      ask_for_each([](SixteenBytes& its, const unsigned char* start, int key) { its.read_words(start + key); });
+    } else {
       ask_for_each([&](SixteenBytes& its, const unsigned char* start, int key) {
-        its.append(key + byte < args.seqlen_k ? __ldg(start + key + byte) : 0);
+        its.read_words_between(start + key, start, start + args.seqlen_k);
       });
     }
+#pragma unroll
+    for (int i = 0; i < 2 * kSeenWords; ++i) bytes[i].align(starts[i % 2] + first_key);
   }
 #pragma unroll
   for (int i = 0; i < 2 * kSeenWords; ++i) {
@@ -1111,47 +1125,37 @@ __device__ __forceinline__ void write_bits(
   if (lane == 0 && !all) misses_one = 1;
 }
 
-// Makes the lists, a cluster of blocks each. Of some neighbouring tiles after the others, 32 at most, the warps of a block
-// ask what rows see. How many of them are listed tells those of all blocks their places in the list.
-extern "C" __global__ void __cluster_dims__(kListBlocks, 1, 1) __launch_bounds__(512, 2) attention_bf16_d64_biasu8_lists(const AttentionArgs args) {
-  extern __shared__ __align__(1024) unsigned char shared_bytes[];
-  let_next_launch_begin();
+// Makes a list, of which each of the `sharers`, blocks that count by `rank`, has some neighbouring tiles after the others, 32
+// at most: its warps ask what rows see. How many of them are listed tells those of all blocks their places in the list.
+__device__ __forceinline__ void make_list(
+    const AttentionArgs& args, int* list, int batch, int list_head, int first_row, int end_row,
+    int rank, int sharers, unsigned char* shared_bytes) {
   unsigned char *const sees_one = shared_bytes, *const misses_one = shared_bytes + 32;  // whether some row does, of 32 tiles
   unsigned* const listed_here = reinterpret_cast<unsigned*>(shared_bytes + 64);  // which of them are listed: of this turn, or the next
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int num_rows = args.seqlen_q;
-  const int q_tiles = (num_rows + kListRows - 1) / kListRows;
-  const int rank = int(blockIdx.x) % kListBlocks, nth_list = int(blockIdx.x) / kListBlocks;
-  const int q_tile = nth_list % q_tiles, nth = nth_list / q_tiles;
-  const int batch = nth / args.num_q_heads;
-  const int list_head = nth % args.num_q_heads;
-  if (list_head > 0 && heads_are_alike(args)) return;
-  const int first_row = q_tile * kListRows, end_row = min(first_row + kListRows, num_rows);
   const int first_tile = first_key_of(args, batch, first_row) / kBc;
   const int last_tile = (end_key_of(args, batch, end_row - 1) + kBc - 1) / kBc;
-  int* const list = list_of_tiles(args, batch, list_head, q_tile);
   int count = 0;
-  const int tiles_at_once = min((max(last_tile - first_tile, 0) + kListBlocks - 1) / kListBlocks, 32);  // of a block
-  for (int first = first_tile + rank * tiles_at_once, turn = 0; first - rank * tiles_at_once < last_tile; first += kListBlocks * tiles_at_once, turn ^= 1) {
+  const int tiles_at_once = min((max(last_tile - first_tile, 0) + sharers - 1) / sharers, 32);  // of a block
+  for (int first = first_tile + rank * tiles_at_once, turn = 0; first - rank * tiles_at_once < last_tile; first += sharers * tiles_at_once, turn ^= 1) {
     if (threadIdx.x < 64) shared_bytes[threadIdx.x] = 0;
     __syncthreads();
     // Sixteen rows of a tile for a warp at a time.
     const int num_tiles = min(max(last_tile - first, 0), tiles_at_once);
-    for (int i = warp; i < num_tiles * (kListRows / 16); i += 16) {
+    for (int i = warp; i < num_tiles * ((kListRows + 15) / 16); i += 16) {
       const int nth = i % num_tiles;
-      write_bits(args, list, batch, list_head, first + nth, first_row, i / num_tiles, end_row, sees_one[nth], misses_one[nth]);
+      look_at_rows(args, list, batch, list_head, first + nth, first_row, i / num_tiles, end_row, sees_one[nth], misses_one[nth]);
     }
     __syncthreads();
     const bool is_listed = sees_one[lane] != 0;
     const unsigned listed = __ballot_sync(0xffffffffu, is_listed);
     if (threadIdx.x == 0) listed_here[turn] = listed;
-    cluster_sync();  // what was read two turns ago is read by now
+    if (sharers > 1) cluster_sync();  // what was read two turns ago is read by now
     if (warp == 0) {
-      const int of_block = lane < kListBlocks ? __popc(word_of_block(listed_here + turn, lane)) : 0;
       int place = 1 + count + __popc(listed & ((1u << lane) - 1));
-#pragma unroll
-      for (int block = 0; block < kListBlocks; ++block) {
-        const int its_count = __shfl_sync(0xffffffffu, of_block, block);
+      const unsigned of_block = sharers > 1 && lane < kListBlocks ? word_of_block(listed_here + turn, lane) : listed;
+      for (int block = 0; block < sharers; ++block) {
+        const int its_count = __popc(__shfl_sync(0xffffffffu, of_block, block));
         if (block < rank) place += its_count;
         count += its_count;
       }
@@ -1160,7 +1164,26 @@ extern "C" __global__ void __cluster_dims__(kListBlocks, 1, 1) __launch_bounds__
     __syncthreads();
   }
   if (rank == 0 && threadIdx.x == 0) list[0] = count;
-  cluster_sync();  // no block ends while others read what it has found
+}
+
+// Makes the lists, a cluster of blocks each where these are there for all of them; else each block makes one after the
+// other by itself.
+extern "C" __global__ void __cluster_dims__(kListBlocks, 1, 1) __launch_bounds__(512, 2) attention_bf16_d64_biasu8_lists(const AttentionArgs args) {
+  extern __shared__ __align__(1024) unsigned char shared_bytes[];
+  let_next_launch_begin();
+  const int num_rows = args.seqlen_q;
+  const int q_tiles = (num_rows + kListRows - 1) / kListRows;
+  const int num_lists = q_tiles * listed_batches(args) * listed_heads(args);
+  const int num_blocks = int(gridDim.x), sharers = num_lists <= num_blocks / kListBlocks ? kListBlocks : 1;
+  const int rank = int(blockIdx.x) % sharers;
+  for (int nth_list = int(blockIdx.x) / sharers; nth_list < num_lists; nth_list += num_blocks / sharers) {
+    const int q_tile = nth_list % q_tiles, nth = nth_list / q_tiles, first_row = q_tile * kListRows;
+    const int batch = nth / listed_heads(args);
+    const int list_head = nth % listed_heads(args);
+    make_list(args, list_of_tiles(args, batch, list_head, q_tile), batch, list_head, first_row, min(first_row + kListRows, num_rows),
+              rank, sharers, shared_bytes);
+  }
+  if (sharers > 1) cluster_sync();  // no block ends while others read what it has found
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
@@ -1240,7 +1263,7 @@ static cudaError_t encode_map(
 
 // Returns how many integers args->tile_lists must have room for.
 extern "C" long long attention_bf16_d64_biasu8_list_ints(const AttentionArgs* args) {
-  const long long batch = args->batch, num_q_heads = heads_are_alike(*args) ? 1 : args->num_q_heads;
+  const long long batch = listed_batches(*args), num_q_heads = listed_heads(*args);
   const long long seqlen_q = args->seqlen_q, seqlen_k = args->seqlen_k;
   return (seqlen_q + kListRows - 1) / kListRows * num_q_heads * batch * ((seqlen_k + 95) / 96 * 769 + 1);
 }
@@ -1273,8 +1296,9 @@ static int launch_lists(const AttentionArgs* args, cudaStream_t stream, bool& be
   const cudaError_t status =
       cudaFuncSetAttribute(attention_bf16_d64_biasu8_lists, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
+  const unsigned grid = unsigned(blocks < 1024 ? blocks : 1024);
   cudaLaunchAttribute attribute;
-  const cudaLaunchConfig_t config = configure(unsigned(blocks), 512, smem_bytes, stream, attribute, begun);
+  const cudaLaunchConfig_t config = configure(grid, 512, smem_bytes, stream, attribute, begun);
   return cudaLaunchKernelEx(&config, attention_bf16_d64_biasu8_lists, *args);
 }
 

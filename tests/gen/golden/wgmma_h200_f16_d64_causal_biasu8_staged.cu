@@ -455,11 +455,21 @@ __device__ __forceinline__ float change_score(
 
 constexpr int kListRows = 256;  // query rows that share a list of tiles of keys
 
+// The batches that have lists of their own: all share those of the first one where they see alike.
+__host__ __device__ __forceinline__ int listed_batches(const AttentionArgs& args) {
+  return args.bias_stride_0 == 0 ? 1 : args.batch;
+}
+
+// The same of heads.
+__host__ __device__ __forceinline__ int listed_heads(const AttentionArgs& args) {
+  return args.bias_stride_1 == 0 ? 1 : args.num_q_heads;
+}
+
 // The tiles of keys that some of kListRows rows see, in their order: behind their number, of each twice its own, and one
 // more where a row does not see it whole.
 __device__ __forceinline__ int* list_of_tiles(const AttentionArgs& args, int batch, int head, int q_tile) {
   const int q_tiles = (args.seqlen_q + kListRows - 1) / kListRows, key_tiles = (args.seqlen_k + kBc - 1) / kBc;
-  const long long index = (1LL * batch * args.num_q_heads + head) * q_tiles + q_tile;
+  const long long nth = 1LL * min(batch, listed_batches(args) - 1) * listed_heads(args) + min(head, listed_heads(args) - 1), index = nth * q_tiles + q_tile;
   return args.tile_lists + index * (1 + key_tiles);
 }
 
@@ -1164,56 +1174,162 @@ __device__ __forceinline__ void consume_tile(
   q_pipe.advance();
 }
 
-// Makes the lists, a block each. Its warps classify tiles, 32 at a time, whose places in the list the first of them finds.
-extern "C" __global__ void __launch_bounds__(128) attention_f16_d64_softcap_biasu8_lists(const AttentionArgs args) {
-  extern __shared__ __align__(1024) unsigned char shared_bytes[];
-  let_next_launch_begin();
-  unsigned char* const classes = shared_bytes;  // of 32 tiles: 0 where no row sees it, 1 where all see it whole, else 2
+__device__ __forceinline__ const unsigned char* bytes_of_row(const AttentionArgs& args, int batch, int head, int row) {
+  return args.bias + batch * args.bias_stride_0 + head * args.bias_stride_1 + row * args.bias_stride_2;
+}
+
+// Sixteen bytes of a row's.
+struct SixteenBytes {
+  unsigned words[5];
+
+  // From a multiple of sixteen on.
+  __device__ __forceinline__ void read_aligned(const unsigned char* address) {
+    const uint4 found = __ldg(reinterpret_cast<const uint4*>(address));
+    words[0] = found.x, words[1] = found.y, words[2] = found.z, words[3] = found.w;
+  }
+
+  // From any address on, the words that they are part of.
+  __device__ __forceinline__ void read_words(const unsigned char* address) {
+    const unsigned* const first = reinterpret_cast<const unsigned*>(address - reinterpret_cast<size_t>(address) % 4);
+#pragma unroll
+    for (int i = 0; i < 5; ++i) words[i] = __ldg(first + i);
+  }
+
+  // The same where bytes before `begin` and from `end` on are not there, and count as zero.
+  __device__ __forceinline__ void read_words_between(const unsigned char* address, const unsigned char* begin, const unsigned char* end) {
+    const unsigned char* const first = address - reinterpret_cast<size_t>(address) % 4;
+#pragma unroll
+    for (int i = 0; i < 5; ++i) {
+      const unsigned char* const word = first + 4 * i;
+      words[i] = 0;
+      if (word >= begin && word + 4 <= end) {
+        words[i] = __ldg(reinterpret_cast<const unsigned*>(word));
+      } else {
+#pragma unroll
+        for (int byte = 0; byte < 4; ++byte) {
+          if (word + byte >= begin && word + byte < end) words[i] |= unsigned(__ldg(word + byte)) << 8 * byte;
+        }
+      }
+    }
+  }
+
+  // Brings them from where they are in such words to where they would be if a word began at the address.
+  __device__ __forceinline__ void align(const unsigned char* address) {
+    const int apart = reinterpret_cast<size_t>(address) % 4;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words[i] = __funnelshift_r(words[i], words[i + 1], 8 * apart);
+  }
+
+  // A bit for each, set where it is not zero.
+  __device__ __forceinline__ unsigned which_are_set() const {
+    unsigned found = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const unsigned highest = ((words[i] & 0x7f7f7f7fu) + 0x7f7f7f7fu | words[i]) & 0x80808080u;  // of each byte that is not
+      found |= (highest * 0x00204081u >> 28) << 4 * i;  // the four bits side by side
+    }
+    return found;
+  }
+};
+
+// Says whether one of sixteen rows, a `block` of a list's, as far as they are before `end_row`, sees a key of a tile, and
+// whether one does not. Four lanes have a row each, and of every 64 keys sixteen each.
+__device__ __forceinline__ void look_at_rows(
+    const AttentionArgs& args, int batch, int list_head, int key_tile, int list_row, int block, int end_row,
+    unsigned char& sees_one, unsigned char& misses_one) {
+  const int lane = threadIdx.x % 32, first_key = key_tile * kBc;
+  bool any = false, all = true;
+  const int first_row = list_row + 16 * block + lane / 4, first_column = lane % 4 * 16;
+  // Where two rows, eight apart, have their first bytes, and sixteen of every 64, all asked for before one is looked at.
+  const unsigned char* starts[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = min(first_row + 8 * h, end_row - 1);
+    starts[h] = bytes_of_row(args, batch, list_head, row);
+  }
+  SixteenBytes bytes[4] = {};
+  const bool are_aligned = (reinterpret_cast<size_t>(args.bias) | args.bias_stride_0 | args.bias_stride_1 | args.bias_stride_2) % 16 == 0;
+  const auto ask_for_each = [&](const auto& ask) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int column = first_column + i / 2 * 64;
+      if (column < kBc) ask(bytes[i], starts[i % 2], first_key + column);
+    }
+  };
+  if (are_aligned && first_key + kBc <= args.seqlen_k) {
+    ask_for_each([](SixteenBytes& its, const unsigned char* start, int key) { its.read_aligned(start + key); });
+  } else {
+    if (first_key >= 4 && first_key + kBc + 4 <= args.seqlen_k) {  // the row has all words that the bytes are part of
+      ask_for_each([](SixteenBytes& its, const unsigned char* start, int key) { its.read_words(start + key); });
+    } else {
+      ask_for_each([&](SixteenBytes& its, const unsigned char* start, int key) {
+        its.read_words_between(start + key, start, start + args.seqlen_k);
+      });
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) bytes[i].align(starts[i % 2] + first_key);
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int row = first_row + i % 2 * 8, column = first_column + i / 2 * 64, key = first_key + column;
+    const bool is_there = row < end_row;
+    const int begin = is_there ? first_key_of(args, batch, row) : 0, end = is_there ? end_key_of(args, batch, row) : 0;
+    const unsigned before_end = (1u << min(max(end - key, 0), 16)) - 1, before_begin = (1u << min(max(begin - key, 0), 16)) - 1;
+    const unsigned seen = bytes[i].which_are_set() & before_end & ~before_begin;
+    any |= seen != 0;
+    all &= !is_there || column >= kBc || seen == 0xffffu;
+  }
+  any = __any_sync(0xffffffffu, any);
+  all = __all_sync(0xffffffffu, all);
+  if (lane == 0 && any) sees_one = 1;
+  if (lane == 0 && !all) misses_one = 1;
+}
+
+// Makes a list. Of 32 neighbouring tiles after the others the block's warps ask what rows see.
+__device__ __forceinline__ void make_list(
+    const AttentionArgs& args, int* list, int batch, int list_head, int first_row, int end_row,
+    unsigned char* shared_bytes) {
+  unsigned char *const sees_one = shared_bytes, *const misses_one = shared_bytes + 32;  // whether some row does, of 32 tiles
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int num_rows = args.seqlen_q;
-  const int q_tiles = (num_rows + kListRows - 1) / kListRows;
-  const int q_tile = int(blockIdx.x) % q_tiles, nth = int(blockIdx.x) / q_tiles;
-  const int batch = nth / args.num_q_heads;
-  const int list_head = nth % args.num_q_heads;
-  const int first_row = q_tile * kListRows, end_row = min(first_row + kListRows, num_rows);
   const int first_tile = first_key_of(args, batch, first_row) / kBc;
   const int last_tile = (end_key_of(args, batch, end_row - 1) + kBc - 1) / kBc;
-  int* const list = list_of_tiles(args, batch, list_head, q_tile);
   int count = 0;
   for (int first = first_tile; first < last_tile; first += 32) {
-    for (int i = warp; i < 32; i += 4) {
-      const int first_key = (first + i) * kBc;
-      bool some = false, whole = first_key + kBc <= args.seqlen_k;
-      for (int nth_row = first_row; nth_row < end_row && first + i < last_tile && (whole || !some); nth_row += 4) {
-        // Of the last rows and keys the last may be asked for again: so no answer is waited for before the next is asked for.
-        bool sees_one = false, sees_all = true;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const int row = min(nth_row + j, end_row - 1);
-          const int begin = first_key_of(args, batch, row), end = end_key_of(args, batch, row);
-#pragma unroll 2
-          for (int column = 0; column < kBc; column += 32) {
-            const int key = min(first_key + min(column + lane, kBc - 1), args.seqlen_k - 1);
-            const bool answer = sees(args, batch, list_head, row, key), seen = answer && key >= begin && key < end;
-            sees_one |= seen;
-            sees_all &= seen;
-          }
-        }
-        some |= __any_sync(0xffffffffu, sees_one);
-        whole &= __all_sync(0xffffffffu, sees_all);
-      }
-      if (lane == 0) classes[i] = !some || first + i >= last_tile ? 0 : whole ? 1 : 2;
+    if (threadIdx.x < 64) shared_bytes[threadIdx.x] = 0;
+    __syncthreads();
+    // Sixteen rows of a tile for a warp at a time.
+    const int num_tiles = min(last_tile - first, 32);
+    for (int i = warp; i < num_tiles * ((kListRows + 15) / 16); i += 16) {
+      const int nth = i % num_tiles;
+      look_at_rows(args, batch, list_head, first + nth, first_row, i / num_tiles, end_row, sees_one[nth], misses_one[nth]);
     }
     __syncthreads();
+    const bool is_listed = sees_one[lane] != 0;
+    const unsigned listed = __ballot_sync(0xffffffffu, is_listed);
     if (warp == 0) {
-      const int kind = classes[lane];
-      const unsigned listed = __ballot_sync(0xffffffffu, kind != 0);
-      if (kind != 0) list[1 + count + __popc(listed & ((1u << lane) - 1))] = 2 * (first + lane) + (kind == 2);
+      const int place = 1 + count + __popc(listed & ((1u << lane) - 1));
       count += __popc(listed);
+      if (is_listed) list[place] = 2 * (first + lane) + misses_one[lane];
     }
     __syncthreads();
   }
   if (threadIdx.x == 0) list[0] = count;
+}
+
+// Makes the lists, of which a block makes one after the other.
+extern "C" __global__ void __launch_bounds__(512) attention_f16_d64_softcap_biasu8_lists(const AttentionArgs args) {
+  extern __shared__ __align__(1024) unsigned char shared_bytes[];
+  let_next_launch_begin();
+  const int num_rows = args.seqlen_q;
+  const int q_tiles = (num_rows + kListRows - 1) / kListRows;
+  const int num_lists = q_tiles * listed_batches(args) * listed_heads(args);
+  for (int nth_list = int(blockIdx.x); nth_list < num_lists; nth_list += int(gridDim.x)) {
+    const int q_tile = nth_list % q_tiles, nth = nth_list / q_tiles, first_row = q_tile * kListRows;
+    const int batch = nth / listed_heads(args);
+    const int list_head = nth % listed_heads(args);
+    make_list(args, list_of_tiles(args, batch, list_head, q_tile), batch, list_head, first_row, min(first_row + kListRows, num_rows),
+              shared_bytes);
+  }
 }
 
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
@@ -1303,7 +1419,7 @@ static cudaError_t encode_map(
 
 // Returns how many integers args->tile_lists must have room for.
 extern "C" long long attention_f16_d64_softcap_biasu8_list_ints(const AttentionArgs* args) {
-  const long long batch = args->batch, num_q_heads = args->num_q_heads;
+  const long long batch = listed_batches(*args), num_q_heads = listed_heads(*args);
   const long long seqlen_q = args->seqlen_q, seqlen_k = args->seqlen_k;
   return (seqlen_q + kListRows - 1) / kListRows * num_q_heads * batch * ((seqlen_k + 111) / 112 + 1);
 }
@@ -1332,12 +1448,13 @@ static int launch_lists(const AttentionArgs* args, cudaStream_t stream, bool& be
   const long long blocks = (seqlen_q + kListRows - 1) / kListRows * num_q_heads * batch;
   if (blocks == 0) return cudaSuccess;
   if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
-  constexpr size_t smem_bytes = 32;
+  constexpr size_t smem_bytes = 64;
   const cudaError_t status =
       cudaFuncSetAttribute(attention_f16_d64_softcap_biasu8_lists, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
+  const unsigned grid = unsigned(blocks < 1024 ? blocks : 1024);
   cudaLaunchAttribute attribute;
-  const cudaLaunchConfig_t config = configure(unsigned(blocks), 128, smem_bytes, stream, attribute, begun);
+  const cudaLaunchConfig_t config = configure(grid, 512, smem_bytes, stream, attribute, begun);
   return cudaLaunchKernelEx(&config, attention_f16_d64_softcap_biasu8_lists, *args);
 }
 

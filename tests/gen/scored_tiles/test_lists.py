@@ -11,6 +11,8 @@ from flashgen.gen.launch import LISTS_ROLE
 from flashgen.gen.limits import PRESETS
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
+from flashgen.gen.scored_tiles import lists as of_lists
+from flashgen.gen.scored_tiles.lists import MOST_BLOCKS
 from flashgen.gen.scoring.asked import Scoring
 from flashgen.gen.scoring.scores import laid_over
 from flashgen.gen.scoring.values import draw_values
@@ -53,9 +55,14 @@ def lists_of(problem: Problem, values) -> tuple[np.ndarray, int, int]:
 
 
 @needs_compiler
+@pytest.mark.parametrize("most", [MOST_BLOCKS, 3])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", ASKED)
-def test_lists_are_of_what_rows_see(name: str, causal: bool) -> None:
+def test_lists_are_of_what_rows_see(
+    monkeypatch: pytest.MonkeyPatch, name: str, causal: bool, most: int
+) -> None:
+    """Whether each has a block, or a block makes several."""
+    monkeypatch.setattr(of_lists, "MOST_BLOCKS", most)
     problem = replace(SMALL, scoring=ASKED[name], causal=causal)
     values = draw_values(problem.scoring, problem.scores, problem, np.random.default_rng(5))
     lists, br, bc = lists_of(problem, values)

@@ -12,10 +12,12 @@ from flashgen.gen.launch import LISTS_ROLE
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.gen.scored_tiles.lists import words_of_scores
+from flashgen.gen.scored_tiles import lists as of_lists
+from flashgen.gen.scored_tiles.lists import THREADS, words_of_scores
 from flashgen.gen.scoring.asked import Scoring
 from flashgen.gen.variant import Illegal
 from flashgen.gen.work import count_work
+from flashgen.tuner.cards.emulated import SimDevice
 
 from tests.support.array_layouts import LAYOUTS, SCORINGS, problem_of, values_laid
 from tests.support.covering import Setting
@@ -108,6 +110,20 @@ def test_a_cluster_may_have_to_ask_again_and_again(share: float) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("layout", ["elements", "batches alike", "heads alike", "all alike"])
+def test_where_lists_are_many_each_block_makes_some_by_itself(
+    monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    """Of 24 lists, or as many fewer as see alike, with room for three that have a cluster each."""
+    monkeypatch.setattr(of_lists, "MOST_BLOCKS", 3 * of_lists.BITS_BLOCKS)
+    problem = problem_of(MASKS["array"], batch=2)
+    rows, keys = 300, 173
+    build = SimDevice("h200", H200).toolchain().build(render(WALKS["overlapped"], problem, H200))
+    found = attend(build, rows, keys, values_laid(problem, rows, keys, layout))
+    assert_close(*found, TOLERANCES["bf16"])
+
+
+@needs_compiler
 @pytest.mark.parametrize("walk", sampled(["three groups", "neighbours", "shares in memory"], 1))
 def test_the_suite_holds(walk: str) -> None:
     problem = problem_of(MASKS["array"])
@@ -143,13 +159,15 @@ def test_lists_hold_what_all_heads_need_once() -> None:
     assert kernel.num_list_ints(sizes) == 4 * of_head
     assert kernel.num_list_ints(sizes, strides) == of_head
     assert kernel.num_list_ints(sizes, {**strides, "bias_stride_1": 16}) == 4 * of_head
+    assert kernel.num_list_ints(sizes, {**strides, "bias_stride_0": 0}) == of_head / 2
     lists = kernel.tile_lists
-    assert lists is not None and lists.head_strides == ("bias_stride_1",)
+    assert lists is not None
+    assert (lists.batch_strides, lists.head_strides) == (("bias_stride_0",), ("bias_stride_1",))
     # Of a formula that names heads nothing can be known.
     by_formula = render(MAIN, problem_of(MASKS["formula of heads"]), H200).tile_lists
     assert by_formula is not None and by_formula.by_head and by_formula.head_strides == ()
     plain = render(replace(MAIN, seen_bits=False), problem, H200)
-    assert plain.num_list_ints(sizes, strides) == 4 * 2 * 3 * (1 + 16)
+    assert plain.num_list_ints(sizes, strides) == 2 * 3 * (1 + 16)
 
 
 def test_no_stages_and_no_tiles_ahead_are_needed() -> None:
@@ -160,7 +178,7 @@ def test_no_stages_and_no_tiles_ahead_are_needed() -> None:
     )
     assert kernel.launch.smem_bytes == plain.launch.smem_bytes
     assert "kAhead" not in kernel.source and "hide_last" not in kernel.source
-    assert next(each for each in kernel.launches if each.role == LISTS_ROLE).threads == 512
+    assert next(each for each in kernel.launches if each.role == LISTS_ROLE).threads == THREADS
     asked = [count_work(replace(MAIN, seen_bits=bits), problem, H200) for bits in (False, True)]
     assert all(isinstance(each, GroupWork) for each in asked)
     assert asked[1].asked_slots < asked[0].asked_slots and asked[1].asked_wavefronts == 0
