@@ -21,7 +21,8 @@ from flashgen.gen.render import render
 from tests.support import ROOT
 
 GOLDEN = Path(__file__).parent / "golden"
-SHIPPED = ROOT / "out" / "nvidia_h200"
+#: Folders of shipped kernels, each by the preset of the card that they were tuned on.
+SHIPPED = {"h200": ROOT / "out" / "nvidia_h200", "h100": ROOT / "out" / "nvidia_h100_80gb_hbm3"}
 CASES: dict[str, dict[str, Any]] = json.loads((GOLDEN / "cases.json").read_text())
 
 
@@ -46,10 +47,17 @@ def test_golden_files_are_those_of_the_cases() -> None:
     assert {path.stem for path in GOLDEN.glob("*.cu")} == set(CASES)
 
 
-@pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.json")), ids=lambda path: path.stem)
-def test_a_shipped_kernel_renders_from_its_record(path: Path) -> None:
+@pytest.mark.parametrize(
+    ("card", "path"),
+    [
+        pytest.param(card, path, id=f"{card}-{path.stem}")
+        for card, folder in SHIPPED.items()
+        for path in sorted(folder.glob("*.json"))
+    ],
+)
+def test_a_shipped_kernel_renders_from_its_record(card: str, path: Path) -> None:
     record = json.loads(path.read_text())
     variant = family_named(record["family"]).from_dict(record["variant"])
-    limits = replace(PRESETS["h200"], name=record["device"])
+    limits = replace(PRESETS[card], name=record["device"])
     source = render(variant, Problem.from_dict(record["problem"]), limits).source
     assert without_comments(source) == without_comments(path.with_suffix(".cu").read_text())

@@ -1,0 +1,263 @@
+r"""Flash attention for NVIDIA GPUs: gradients, bf16, head dim 128 with window.
+
+For NVIDIA H100 80GB HBM3 (sm_90a) at batch 1, 16 heads, 16384 rows, with a causal mask, window of 127 keys
+before and 0 after. Serves any batch, number of heads, lengths and strides, grouped-query heads, and the
+causal mask or none beside.
+
+Measured on NVIDIA H100 80GB HBM3, batch 1, 16 heads, 16384 rows, with a causal mask, window of 127 keys
+before and 0 after: 450.3 us (median), spread 0.3 %, 95.0 TFLOP/s, 168 registers per thread, occupancy 19 %.
+Largest error per head against float64: 1.5e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned
+by flashgen 0.2.0, seed 0.
+
+    from bf16_d128_backward_window127x0_causal_b1_n16384 import gradients
+
+    # q (batch, heads, seqlen_q, head_dim), o and lse as attention(..., return_lse=True) has them, dout like o
+    dq, dk, dv = gradients(q, k, v, o, lse, dout)
+    gradients(..., causal=True, scale=0.1, dlse=dlse, deterministic=True, stream=stream)
+    gradients(q, k, v, o, lse, dout, window=(127, 0))
+
+Needs an NVIDIA driver for CUDA 12 or newer, flashgen and a CUDA compiler, 12.5 or newer: nvcc, or the NVRTC
+that PyTorch brings; the first call compiles the .cu beside it (and keeps the result). Make that call before
+capturing a CUDA graph. `flashgen emit` makes a module of it that stands alone.
+
+Regenerate:
+
+    flashgen emit bf16_d128_backward_window127x0_causal_b1_n16384.py \
+        --device h100 --dtype bf16 --d 128 --backward --causal --window 127,0 --batch 1 --seqlen 16384 \
+        --family wgmma-backward --set bc=128 --set apart=false --set br=64 --set schedule=together \
+        --set parts=1 --set kept=shared --set q_stages=2 --set dout_stages=2 --set dq_path=bulk \
+        --set ds_stages=2 --set rows=128 --set keys=64 --set k_stages=2 --set v_stages=2 --set order=by_head \
+        --set meeting=late --set ranges=of_keys
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flashgen.templates.runtime import Launch, Tuned, TensorMap
+from flashgen.templates.runtime.scored_gradients import ScoredGradients
+from flashgen.templates.runtime.scored_gradient_program import run_scored_gradients_module
+from flashgen.templates.runtime.scored_values import Scored
+
+__all__ = [
+    "DEVICE",
+    "GRADIENTS",
+    "MEASUREMENT",
+    "PROBLEM",
+    "SOURCE",
+    "VARIANT",
+    "explain",
+    "gradients",
+    "register_torch",
+    "use",
+]
+
+# ---- the kernel ------------------------------------------------------------------------------------------
+
+#: The fields of a kernel's first parameter, in order: names, and formats as Python's struct has them.
+ARGUMENTS = (
+    ("q", "Q"),
+    ("k", "Q"),
+    ("v", "Q"),
+    ("o", "Q"),
+    ("dout", "Q"),
+    ("lse", "Q"),
+    ("dlse", "Q"),
+    ("dq", "Q"),
+    ("dk", "Q"),
+    ("dv", "Q"),
+    ("workspace", "Q"),
+    ("q_stride_batch", "q"),
+    ("q_stride_head", "q"),
+    ("q_stride_row", "q"),
+    ("k_stride_batch", "q"),
+    ("k_stride_head", "q"),
+    ("k_stride_row", "q"),
+    ("v_stride_batch", "q"),
+    ("v_stride_head", "q"),
+    ("v_stride_row", "q"),
+    ("o_stride_batch", "q"),
+    ("o_stride_head", "q"),
+    ("o_stride_row", "q"),
+    ("dout_stride_batch", "q"),
+    ("dout_stride_head", "q"),
+    ("dout_stride_row", "q"),
+    ("dq_stride_batch", "q"),
+    ("dq_stride_head", "q"),
+    ("dq_stride_row", "q"),
+    ("dk_stride_batch", "q"),
+    ("dk_stride_head", "q"),
+    ("dk_stride_row", "q"),
+    ("dv_stride_batch", "q"),
+    ("dv_stride_head", "q"),
+    ("dv_stride_row", "q"),
+    ("batch", "i"),
+    ("num_q_heads", "i"),
+    ("num_kv_heads", "i"),
+    ("seqlen_q", "i"),
+    ("seqlen_k", "i"),
+    ("window_left", "i"),
+    ("window_right", "i"),
+    ("scale", "f"),
+)
+
+SOURCE = Path(__file__).with_suffix(".cu").read_text(encoding="utf-8")
+
+
+# What rows see of the keys, and what becomes of scores, in numpy: run as a program, the module checks itself by it.
+# fmt: off
+def _sees(at: Any, causal: bool, b: Any, h: Any, q: Any, k: Any, seqlen_q: int, seqlen_k: int) -> Any:
+    return (
+        (k >= 0)
+        & (k >= np.where(at.window_left < 0, 0, (q + (seqlen_k - seqlen_q)) - at.window_left))
+        & (np.logical_not(causal) | (k < (q + (seqlen_k - seqlen_q)) + 1))
+        & (k < np.where(at.window_right < 0, seqlen_k, ((q + (seqlen_k - seqlen_q)) + at.window_right) + 1))
+    )
+
+
+def _change(at: Any, score: Any, b: Any, h: Any, q: Any, k: Any, seqlen_q: int, seqlen_k: int) -> Any:
+    return score
+# fmt: on
+
+
+# What each was tuned for, which of its family's variants won, on which card, how fast it was there, and its launch.
+GRADIENTS: tuple[Tuned, ...] = (
+    Scored(
+        name="bf16_d128_backward_window127x0_causal_b1_n16384",
+        problem={
+            "dtype": "bf16",
+            "batch": 1,
+            "num_q_heads": 16,
+            "num_kv_heads": 16,
+            "seqlen_q": 16384,
+            "seqlen_k": 16384,
+            "head_dim": 128,
+            "head_dim_v": 128,
+            "causal": True,
+            "precision": "auto",
+            "scoring": {
+                "window": [127, 0],
+            },
+            "backward": True,
+        },
+        variant={
+            "family": "wgmma-backward",
+            "bc": 128,
+            "apart": False,
+            "br": 64,
+            "schedule": "together",
+            "parts": 1,
+            "kept": "shared",
+            "q_stages": 2,
+            "dout_stages": 2,
+            "dq_path": "bulk",
+            "cluster": 1,
+            "sum_stages": 2,
+            "heads": 1,
+            "ds_stages": 2,
+            "rows": 128,
+            "keys": 64,
+            "k_stages": 2,
+            "v_stages": 2,
+            "order": "by_head",
+            "meeting": "late",
+            "ranges": "of_keys",
+            "min_blocks": 1,
+            "turns": "one",
+        },
+        device={
+            "name": "NVIDIA H100 80GB HBM3",
+            "arch": 90,
+        },
+        measurement={
+            "median_us": 450.27199387550354,
+            "spread": 0.002576244383918294,
+            "tflops": 95.01637255242929,
+            "registers": 168,
+            "spill_bytes": 0,
+            "smem_bytes": 198656,
+            "occupancy": 0.1875,
+            "error": 0.0015331265413321689,
+            "predicted": False,
+            "busy": "",
+            "driver": "580.159.04 (CUDA 13.0)",
+            "toolkit": "nvcc 13.0.88",
+            "flashgen": "0.2.0",
+            "seed": 0,
+        },
+        vector=8,
+        launches=(
+            Launch(
+                symbol="attention_bf16_d128_backward_window_statistics",
+                arguments=ARGUMENTS,
+                count=lambda batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k: (
+                    (seqlen_q + 32 - 1) // 32 * num_q_heads * batch
+                ),
+                threads=256,
+                smem_bytes=0,
+                rows_per_block=32,
+            ),
+            Launch(
+                symbol="attention_bf16_d128_backward_window_kernel",
+                arguments=ARGUMENTS,
+                count=lambda batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k: (
+                    (seqlen_k + 128 - 1) // 128 * num_kv_heads * batch
+                ),
+                threads=384,
+                smem_bytes=198656,
+                rows_per_block=128,
+                dependent=True,
+                maps=(
+                    TensorMap("q", 64, 64, 128, 128),
+                    TensorMap("dout", 64, 64, 128, 128),
+                    TensorMap("k", 128, 64, 128, 128),
+                    TensorMap("v", 128, 64, 128, 128),
+                ),
+            ),
+            Launch(
+                symbol="attention_bf16_d128_backward_window_postprocess",
+                arguments=ARGUMENTS,
+                count=lambda batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k: (
+                    (seqlen_q + 64 - 1) // 64 * num_q_heads * batch
+                ),
+                threads=128,
+                smem_bytes=0,
+                rows_per_block=64,
+                dependent=True,
+            ),
+        ),
+        tolerance=0.01,
+        oldest_arch=90,
+        only_arch=90,
+        arch_suffix="a",
+        workspace=(
+            lambda batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k: (
+                batch * num_q_heads * ((seqlen_q + 63) // 64 * 64)
+            ),
+            lambda batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k: (
+                batch * num_q_heads * ((seqlen_q + 63) // 64 * 64)
+            ),
+            lambda batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k: (
+                batch * num_q_heads * ((seqlen_q + 15) // 16 * 16) * 128
+            ),
+        ),
+        deterministic=False,
+        source=SOURCE,
+        asked="--window 127,0",
+        scalars={
+            "window_left": 127,
+            "window_right": 0,
+        },
+        sees=_sees,
+        change=_change,
+    ),
+)
+PROBLEM, VARIANT, DEVICE = GRADIENTS[0].problem, GRADIENTS[0].variant, GRADIENTS[0].device
+MEASUREMENT = GRADIENTS[0].measurement
+
+_bound = ScoredGradients(GRADIENTS, operator="attention_bf16_d128_backward_window_6f5ce937")
+gradients, explain, use, register_torch = _bound.gradients, _bound.explain, _bound.use, _bound.register_torch
+
+if __name__ == "__main__":
+    sys.exit(run_scored_gradients_module(_bound, __doc__))
