@@ -67,6 +67,12 @@ def _driver() -> ctypes.CDLL:
     return driver
 
 
+def _asking(name: str) -> Any:
+    """A function of libcuda that never waits: other threads are not let in meanwhile, which takes as long."""
+    driver = _driver()
+    return ctypes.PyDLL(driver._name, handle=driver._handle)[name]
+
+
 def _check(status: int, action: str, driver: "ctypes.CDLL | None" = None) -> None:
     """Raises RuntimeError for what the driver returned, but for success."""
     if status == 0:

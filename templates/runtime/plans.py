@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from .arrays import _check_output
 from .build import _load
-from .driver import _check, _driver, _pop_context, _push_context, _retain_primary_context
+from .driver import _asking, _check, _driver, _pop_context, _push_context, _retain_primary_context
 from .facts import _ITEM_BYTES, Launch, Tuned
 from .table import _SIZES, _Table
 from .tensor_maps import _clipped, _encode, _encode_map, _KeptMaps, _Maps
@@ -304,8 +304,8 @@ def _starts(launch: Launch, blocks: int, handle: int, function: int, parameters:
         functools.partial(
             _driver()["cuLaunchKernelEx"],
             ctypes.byref(_configuration(launch, blocks, handle, follows)),
-            ctypes.c_void_p(function),
-            parameters,
+            ctypes.c_void_p.from_param(function),
+            ctypes.byref(parameters),
             None,
         )
         for follows in (False, True)
@@ -330,7 +330,7 @@ class _Ready:
         """The current one, once `ask_context` was called."""
         # Functions found by index have no argument types, and take ctypes' own objects as they are: in half
         # the time.
-        self.ask_context = functools.partial(_driver()["cuCtxGetCurrent"], ctypes.byref(self.context))
+        self.ask_context = functools.partial(_asking("cuCtxGetCurrent"), ctypes.byref(self.context))
         self.steps = tuple(
             _Step(plan, index, function, handle)
             for index, function in enumerate(functions)

@@ -203,6 +203,21 @@ class Tensor:
         return self.new_empty_strided(shape, [math.prod(shape[i + 1 :]) for i in range(len(shape))], dtype)
 
 
+class TensorGuards:
+    """PyTorch's test of whether tensors are as others were."""
+
+    def __init__(self, *tensors: Tensor, dynamic_dims_sizes: None, dynamic_dims_strides: None) -> None:
+        self.seen = list(map(self.described, tensors))
+
+    def check(self, *tensors: Tensor) -> bool:
+        one_each = len({*map(id, tensors)}) == len(self.seen)
+        return one_each and list(map(self.described, tensors)) == self.seen
+
+    @staticmethod
+    def described(x: Tensor) -> tuple[Any, ...]:
+        return type(x), x.dtype, x.shape, x.stride(), x.device, x.requires_grad
+
+
 class Stack:
     """Entered with `with`, as a stream or device is."""
 
@@ -245,9 +260,16 @@ def fake_torch(driver: Driver) -> ModuleType:
             Parameter=type("Parameter", (Tensor,), {}),
             functional=SimpleNamespace(scaled_dot_product_attention=lambda *a, **named: ("torch", a, named)),
         ),
-        compiler=SimpleNamespace(is_compiling=lambda: False, is_exporting=lambda: torch.exporting),
+        compiler=SimpleNamespace(
+            is_compiling=lambda: False,
+            is_dynamo_compiling=lambda: False,
+            is_exporting=lambda: torch.exporting,
+        ),
         exporting=False,
-        _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda device: torch.current),
+        _C=SimpleNamespace(
+            _cuda_getCurrentRawStream=lambda device: torch.current,
+            _dynamo=SimpleNamespace(guards=SimpleNamespace(TensorGuards=TensorGuards)),
+        ),
         cuda=SimpleNamespace(
             current_stream=lambda device: SimpleNamespace(cuda_stream=torch.current),
             ExternalStream=lambda handle, device: handle,

@@ -22,16 +22,15 @@ from ...templates.runtime.plans import (
 )
 from ...templates.runtime.scored_values import _Asked
 from ...templates.runtime.tensors import _Tensors
-from .attend import Call, served_by
+from .attend import Call, call_of, served_by
 from .bound import Bound
+from .known import Again, Known, KnownCalls
 from .whole_columns import filled_up
 
-#: Computes such a call of q, k, v, out and the arrays that are read beside, as they were passed; None: it
-#: goes the way of the first, which tells what is the matter, or mends it.
-Again = Callable[[Any, Any, Any, Any, tuple[Any, ...]], Any]
-
-#: What says the same whenever it is equal: other values may change and be equal to themselves still.
-_CONSTANT = (bool, int, float, str, type(None))
+#: What has calls be found out about anew where it is another.
+_USUAL = {"wait": True, "fallback": None, "device": None, "stream": None}
+#: What kernels know an array by that a call may be told by another name.
+_KEYWORDS = {"attn_mask": "bias"}
 _WORD_BYTES = 8
 
 
@@ -39,63 +38,35 @@ def go_the_usual_way(q: Any, k: Any, v: Any, out: Any, arrays: tuple[Any, ...]) 
     """Stands for calls of a kind that nothing can be kept of."""
 
 
-def with_output(torch: Any, key: Any, out: Any) -> Any:
-    """Returns the key of a call with ``out``; None where it is found out about each time."""
-    if key is None or type(out) is not torch.Tensor or out.requires_grad:
-        return None
-    return (*key, out.dtype, out.shape, None if out.is_contiguous() else out.stride(), out.device)
-
-
-def with_beside(
-    torch: Any, key: Any, derived: bool, told: tuple[Any, ...], buffers: Mapping[str, Any]
-) -> tuple[Any, tuple[Any, ...], bool]:
-    """Returns the key of a call with what masks and changes of scores are ``told``, always in the same order,
-    and what texts of them read, the tensors among that, and whether gradients are taken of it, if not
-    ``derived`` without; None for a key where it is found out about each time."""
-    tensor: Any = torch.Tensor
-    parameter: Any = torch.nn.Parameter
-    parts: list[Any] = [key]
-    arrays: list[Any] = []
-    all_told: tuple[Any, ...]
-    requires_grad, all_told = False, (*told, *buffers, *buffers.values()) if buffers else told
-    for place, value in enumerate(all_told):
-        if value is None:
-            continue
-        kind = type(value)
-        if kind is tensor or kind is parameter:
-            steps = None if value.is_contiguous() else value.stride()
-            parts += place, value.dtype, value.shape, steps, value.device
-            arrays.append(value)
-            requires_grad = requires_grad or value.requires_grad
-        elif kind in _CONSTANT:
-            parts += place, kind, value
-        else:
-            return None, (), derived
-    if requires_grad and not derived:
-        derived = torch.is_grad_enabled()
-        parts.append(derived)
-    return None if key is None else tuple(parts), tuple(arrays), derived
-
-
-def keep(bound: Bound, calls: dict[Any, Again], key: Any, torch: Any, call: Call, *, derived: bool) -> None:
-    """Keeps a call that was computed among ``calls``, which were the bound's as it began, under that key;
-    ``derived``: gradients are taken of it."""
-    if not bound.most_again or not all(isinstance(each, _CONSTANT) for each in _constants(call)):
+def keep(
+    bound: Bound,
+    known: KnownCalls,
+    key: Any,
+    torch: Any,
+    arrays: tuple[Any, ...],
+    told: Mapping[str, Any],
+    *,
+    derived: bool,
+) -> None:
+    """Keeps a call that was computed among the ``known``, which were the bound's as it began, under that key:
+    all its ``arrays``, q, k and v first, and what it was ``told`` beside those, the other arrays in their
+    order among it; ``derived``: gradients are taken of it."""
+    if not bound.most_again or any(told.get(name, usual) is not usual for name, usual in _USUAL.items()):
         return
-    if len(calls) >= bound.most_again:
-        calls.clear()
-    calls[key] = _made(bound, torch, call, derived) or go_the_usual_way
+    call = call_of(*arrays[:3], **{name: value for name, value in told.items() if name not in _USUAL})
+    beside = {_KEYWORDS.get(name, name): value for name, value in told.items() if _is_array(value)}
+    read = {**call.named, **call.buffers, "out": call.out}
+    if any(read.get(name) is not value for name, value in beside.items()):
+        return  # a number was read of an array, which may have another next time
+    if len(known) >= bound.most_again:
+        known.clear()
+    again = _made(bound, torch, call, ("q", "k", "v", *beside), derived)
+    known[key] = Known(again or go_the_usual_way)
 
 
-def _constants(call: Call) -> list[Any]:
-    """What a call is told that must be constant for it to be kept."""
-    told = call.named.get("window")
-    sides = told if type(told) is tuple else [told]
-    return [call.causal, call.scale, call.layout, call.return_lse, call.named.get("softcap"), *sides]
-
-
-def _made(bound: Bound, torch: Any, call: Call, derived: bool) -> Again | None:
-    """What computes such calls again; None where each is found out about anew."""
+def _made(bound: Bound, torch: Any, call: Call, names: Sequence[str], derived: bool) -> Again | None:
+    """What computes such calls again, of whose arrays those are the names; None where each is found out about
+    anew."""
     q, k, v, out = call.q, call.k, call.v, call.out
     if filled_up(torch, call) is not None:
         return None
@@ -113,7 +84,7 @@ def _made(bound: Bound, torch: Any, call: Call, derived: bool) -> Again | None:
         return None
     if any(launch.lists or launch.plans for launch in plan.tuned.launches):
         return None  # which are made as they are needed
-    read = _Read.of(call, beside, plan)
+    read = _Read.of(call, beside, plan, names)
     if read is None:
         return None
     run = _running(torch, q, plan, scale, read, call.return_lse or derived)
@@ -133,12 +104,11 @@ class _Read(NamedTuple):
     """Where the address of each is among the numbers."""
 
     @classmethod
-    def of(cls, call: Call, beside: Any, plan: _Plan) -> _Read | None:
-        """Returns what is read of a call; None where arrays are copied, or made of others."""
+    def of(cls, call: Call, beside: Any, plan: _Plan, passed: Sequence[str]) -> _Read | None:
+        """Returns what is read of a call that is passed arrays of those names; None where arrays are copied,
+        or made of others."""
         if not isinstance(beside, _Asked):
             return cls((), (), (), ())
-        # In the order in which `with_beside` finds them.
-        passed = [name for name, value in (*call.named.items(), *call.buffers.items()) if _is_array(value)]
         numbers, names = beside.numbers(plan, call.q, True), tuple(beside.tuned.buffers)
         keywords = {parts: keyword for keyword, parts in beside.tuned.keywords.items()}
         if any((name,) not in keywords for name in names) or beside.kept.keys() != set(names):
@@ -154,42 +124,41 @@ def _is_array(value: Any) -> bool:
     return hasattr(value, "data_ptr")
 
 
-class _Launch(NamedTuple):
-    """A launch that is ready but for addresses."""
+class _Launches(NamedTuple):
+    """What launches a call on a stream, but for addresses. No two calls have it at once."""
 
-    write: Callable[..., None]
-    """Writes those of q, k, v, o and the log-sum-exp."""
-    start: Callable[[], int]
-    kept: Any
-    """The maps made before, by addresses; None where there are none."""
-    parameters: Any
-    words: Any
-    """The arguments as words of eight bytes."""
-    at_workspace: int | None
-    """Which word is the address of the workspace."""
-    at_arrays: tuple[tuple[int, int], ...]
-    """Which words are addresses of arrays, and which array of those that calls pass."""
-    step: _Step
+    ask_context: Callable[[], int]
+    context: Any
+    """That which is current, once it was asked for."""
+    primary: int
+    """That which is to be."""
+    at_arrays: tuple[tuple[Any, int, int], ...]
+    """Words of eight bytes that are addresses of arrays: among which, the place there, and which array it is
+    of those that calls pass."""
+    at_workspace: tuple[tuple[Any, int], ...]
+    """Those that are the address of the workspace."""
+    steps: tuple[tuple[Callable[..., None], Callable[[], int], Any, _Step], ...]
+    """For each launch what writes the addresses of q, k, v, o and the log-sum-exp, what makes it, and the
+    maps made before, by addresses; None where there are none."""
 
 
 def _launches(plan: _Plan, handle: int, scale: float | None, read: _Read) -> tuple[Any, ...]:
-    """What launches a call on the stream of that handle: asks which context is current, which is that, and
-    the launches. No two calls have it at once."""
+    """What launches a call on the stream of that handle, as `_Launches` says; parts of a mere tuple are had
+    sooner."""
     ready = _Ready(plan, handle)
     ready.write_numbers(scale, read.numbers)
-    made = []
-    for write, start, kept, step in ready.in_order:
+    at_arrays: list[tuple[Any, int, int]] = []
+    at_workspace: list[tuple[Any, int]] = []
+    for step in ready.steps:
         arguments = step.arguments
-        fields = [name for name, _ in arguments.fields]
         words = memoryview(arguments.buffer).cast("B").cast("Q")
-
-        def word(name: str, fields: list[str] = fields, step: _Step = step) -> int:
-            return step.arguments.offset_of(fields.index(name)) // _WORD_BYTES
-
-        at_arrays = tuple((word(name), index) for name, index in zip(read.names, read.order, strict=True))
-        at_workspace = word(_WORKSPACE) if _WORKSPACE in fields and plan.workspace_words else None
-        made.append(_Launch(write, start, kept, step.parameters, words, at_workspace, at_arrays, step))
-    return ready.ask_context, ready.context, ready.primary, tuple(made)
+        places = {name: arguments.offset_of(i) // _WORD_BYTES for i, (name, _) in enumerate(arguments.fields)}
+        for name, index in zip(read.names, read.order, strict=True):
+            at_arrays.append((words, places[name], index))
+        if plan.workspace_words and _WORKSPACE in places:
+            at_workspace.append((words, places[_WORKSPACE]))
+    context = ready.ask_context, ready.context, ready.primary
+    return tuple(_Launches(*context, tuple(at_arrays), tuple(at_workspace), ready.in_order))
 
 
 def _running(torch: Any, like: Any, plan: _Plan, scale: float | None, read: _Read, return_lse: bool) -> Again:
@@ -217,14 +186,13 @@ def _running(torch: Any, like: Any, plan: _Plan, scale: float | None, read: _Rea
                 idle.clear()
             waiting = idle.setdefault(handle, [])
             ready = _launches(plan, handle, scale, read)
-        ask_context, context, primary, launches = ready
+        ask_context, context, primary, at_arrays, at_workspace, steps = ready
         ask_context()
         if context.value != primary:
             waiting.append(ready)
             return None
         at_once = has_empty and (current_device is None or current_device() == device)
-        at_lse = at_workspace = 0
-        lse = None
+        at_lse, lse = 0, None
         if out is not None:
             at_o = out.data_ptr()
             if at_o & misfit_bits or at_o in (at_q, at_k, at_v):
@@ -244,19 +212,19 @@ def _running(torch: Any, like: Any, plan: _Plan, scale: float | None, read: _Rea
             at_lse = lse.data_ptr()
         if words:
             workspace = q.new_empty((words,), dtype=float32)
-            at_workspace = workspace.data_ptr()
-        for write, start, kept, parameters, memory, workspace_word, array_words, step in launches:
+            address = workspace.data_ptr()
+            for memory, word in at_workspace:
+                memory[word] = address
+        for memory, word, index in at_arrays:
+            memory[word] = arrays[index].data_ptr()
+        for write, start, kept, step in steps:
             write(at_q, at_k, at_v, at_o, at_lse)
-            for word, index in array_words:
-                memory[word] = arrays[index].data_ptr()
-            if workspace_word is not None:
-                memory[workspace_word] = at_workspace
             if kept is not None:
                 pointers = (at_q, at_k, at_v, at_o)
                 if step.met_at:
                     pointers += _met(step, read, arrays)
                 maps = kept.get(pointers) or _encode_maps(plan, step, kept, pointers)
-                parameters[1] = maps.address
+                step.parameters[1] = maps.address
             status = start()
             if status:
                 _tell_of_launch(status, handle, device)

@@ -22,6 +22,7 @@ from ...templates.runtime.tensors import _Tensors
 from ..cards.emulated import PREFIX
 from .card import Card, SimCard, sim_card
 from .emulated import EmulatedAttention, EmulatedGradients
+from .known import KnownCalls
 from .packed import MadePackedAttention, MadePackedTable
 from .packed_gradients import MadePackedGradients
 from .paged import MadePagedAttention, MadePagedTable
@@ -55,7 +56,7 @@ class Bound:
     """Whether calls wait for the best kernel to be built; else what is ready may serve meanwhile."""
     served: dict[Any, Any] = field(default_factory=dict)
     """What serves calls that ask the same, as whoever makes calls keeps it."""
-    again: dict[Any, Any] = field(default_factory=dict)
+    again: KnownCalls = field(default_factory=KnownCalls)
     """Calls of tensors as they are made again, likewise. Another takes its place where kernels may be chosen
     anew: what calls that are under way keep in this one nobody finds."""
     most_again: int = REMEMBERED
@@ -142,14 +143,14 @@ class Bound:
         with self._lock:
             for each in self._tensors():
                 each.forget()
-            self.again = {}
+            self.again = KnownCalls()
 
     def remember(self, most: int) -> None:
         """Has so many plans be kept of calls of each kind from now on."""
         with self._lock:
             for each in self._tensors():
                 each.plan = functools.lru_cache(maxsize=most)(each.plan.__wrapped__)
-            self.again, self.most_again = {}, most
+            self.again, self.most_again = KnownCalls(), most
 
     def _tensors(self) -> list[Any]:
         """What keeps plans."""

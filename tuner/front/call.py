@@ -9,12 +9,12 @@ from ...templates.runtime.attention import _check_call
 from ...templates.runtime.plans import _NOTHING_BESIDE
 from ...templates.runtime.scored_kinds import _either
 from ...templates.runtime.scored_values import TileLists
-from .again import keep, with_beside, with_output
+from .alike import made_again
 from .asked import Formula
 from .attend import Call, attend
 from .bound import Bound, bound_of
 from .fallback import by_torch, check_fallback
-from .legal import are_alike, check_kept, check_scales, flag, numbers_of, scale_of
+from .legal import check_kept, check_scales, flag, numbers_of, scale_of
 from .table import NotMade
 from .whole_columns import WHOLE, filled_up, first_columns
 
@@ -22,6 +22,7 @@ _ON_CARDS = bound_of(None)
 _PLAIN = _ON_CARDS.attending()
 
 
+@made_again(_ON_CARDS)
 def attention(
     q: Any,
     k: Any,
@@ -89,75 +90,8 @@ def attention(
     no compiler is found, nothing that is built is right, or the card fails.
     """
     torch = sys.modules.get("torch")
-    key: Any = None
-    calls, derived = {}, False
-    if (
-        torch is not None
-        and type(q) is type(k) is type(v) is torch.Tensor
-        and not torch.compiler.is_compiling()
-        and (not torch.is_autocast_enabled() or torch.get_autocast_dtype("cuda") is q.dtype)
-        and device is None
-        and wait
-        and fallback is None
-        and scales is None
-        and lists is None
-        and stream is None
-    ):  # as one before, if there was one
-        calls = _ON_CARDS.again
-        dtype, device_of_q, keys, values = q.dtype, q.device, k.shape, v.shape
-        arrays: tuple[Any, ...] = ()
-        derived = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-        # To ask for strides takes longer than to ask whether there is anything to tell of them, and to find
-        # out the hash of what is equal longer than to compare it.
-        if k.dtype is dtype is v.dtype and k.device == device_of_q == v.device:
-            key = (
-                dtype,
-                device_of_q,
-                q.shape,
-                None if q.is_contiguous() else q.stride(),
-                keys,
-                None if k.is_contiguous() else k.stride(),
-                None if values == keys else values,
-                None if v.is_contiguous() else v.stride(),
-                causal,
-                scale,
-                layout,
-                return_lse,
-                window,
-                softcap,
-                derived,
-            )
-        if out is not None:
-            key = with_output(torch, key, out)
-        if (
-            sinks is not None
-            or bias is not None
-            or attn_mask is not None
-            or alibi_slopes is not None
-            or documents is not None
-            or prefix is not None
-            or chunk is not None
-            or lengths is not None
-            or dilation is not None
-            or always is not None
-            or tree is not None
-            or mask is not None
-            or score is not None
-            or buffers
-        ):
-            told = (sinks, bias, attn_mask, alibi_slopes, documents, prefix, chunk, lengths, dilation, always)
-            key, arrays, derived = with_beside(torch, key, derived, (*told, tree, mask, score), buffers)
-        try:
-            again = calls.get(key)
-        except TypeError:  # a window may be a list
-            key = again = None
-        if again is not None:
-            made = again(q, k, v, out, arrays)
-            if made is not None:
-                return made
-            key = None
-    if not isinstance(scale, float | int | None):  # an array of one number, which may be another next time
-        key, scale = None, scale_of(scale)
+    if isinstance(scale, bool) or not isinstance(scale, float | int | None):  # may be an array of one number
+        scale = scale_of(scale)
     causal = causal if type(causal) is bool else flag("causal", causal)
     return_lse = return_lse if type(return_lse) is bool else flag("return_lse", return_lse)
     wait = wait if type(wait) is bool else flag("wait", wait)
@@ -181,17 +115,11 @@ def attention(
         if value is not None:
             named[name] = value
     if named or buffers:
-        passed, passed_beside = named, buffers
-        named, buffers = numbers_of(passed, passed_beside)
-        if not (are_alike(named, passed) and are_alike(buffers, passed_beside)):
-            key = None  # by which numbers of numpy and arrays are not told apart
+        named, buffers = numbers_of(named, buffers)
     settings = (causal, scale, layout, return_lse, out, stream, scales, lists)
     bias_name = "bias" if attn_mask is None else "attn_mask"
     call = Call(q, k, v, named, mask, score, buffers, *settings, bias_name)
-    made = _found_out(torch, call, device, wait, fallback)
-    if key is not None:
-        keep(_ON_CARDS, calls, key, torch, call, derived=derived)
-    return made
+    return _found_out(torch, call, device, wait, fallback)
 
 
 def _found_out(torch: Any, call: Call, device: str | None, wait: bool, fallback: str | None) -> Any:

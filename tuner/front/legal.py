@@ -35,11 +35,6 @@ def numbers_of(named: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[dic
     return told, {name: _own(value) for name, value in values.items()}
 
 
-def are_alike(told: Mapping[str, Any], passed: Mapping[str, Any]) -> bool:
-    """Tells whether `numbers_of` left everything as it was passed."""
-    return all(told[name] is value for name, value in passed.items())
-
-
 def _number(name: str, value: Any) -> Any:
     if name in _LEAST:
         return _integer(name, value, _LEAST[name])
