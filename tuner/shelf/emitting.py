@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -195,7 +196,7 @@ def card_meant(known: Sequence[library.Entry], problems: Sequence[Problem]) -> t
     remark that says so.
 
     It is that of the kernel tuned last here, of one of the problems' types and head dims where there is any;
-    else this machine's; else the shipped kernels'.
+    else this machine's; else the one that most shipped kernels are of.
     """
     stems = {problem.stem for problem in problems}
     here = [entry for entry in known if not library.is_shipped(entry)]
@@ -204,7 +205,9 @@ def card_meant(known: Sequence[library.Entry], problems: Sequence[Problem]) -> t
     found, _ = cards()
     if found:
         return found[0].limits, ""
-    match = choice.last_tuned([e for e in known if e.kernel.problem.stem in stems] or known)
+    cards_known = Counter(entry.slug for entry in known)
+    of_most = [entry for entry in known if cards_known[entry.slug] == max(cards_known.values())]
+    match = choice.last_tuned([e for e in of_most if e.kernel.problem.stem in stems] or of_most)
     if match is None:
         raise FlashgenError(
             "nothing was tuned yet, and no card was named; name one with --device (`flashgen devices` lists "

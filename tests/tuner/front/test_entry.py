@@ -25,9 +25,9 @@ def shipped() -> list[library.Entry]:
 
 @pytest.mark.parametrize("at", sampled(range(0, len(shipped()), 4), 5))
 def test_an_entry_is_that_of_the_shipped_module(at):
-    tuned = shipped()[at].kernel
+    slug, tuned = shipped()[at].slug, shipped()[at].kernel
     entry = entry_of(render(tuned.variant, tuned.problem, preset("h200")), tuned.device)
-    module = importlib.import_module(f"flashgen.out.nvidia_h200.{tuned.problem.name}")
+    module = importlib.import_module(f"flashgen.out.{slug}.{tuned.problem.name}")
     (told,) = module.KERNELS if hasattr(module, "KERNELS") else module.GRADIENTS
     for field in fields(told):
         if field.name not in APART:
