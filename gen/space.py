@@ -23,7 +23,9 @@ from .watched import asking, watched
 #: A variant is a number of so many bits at most.
 _KEY_BITS = 63
 #: Combinations are numbered by a table where that has no more than so many entries for each variant.
-_TABLE_ENTRIES = 8
+_TABLE_ENTRIES, _LEAST_TABLE = 1, 1 << 12
+#: Variants of which so many are asked first, to know what a rule reads; of others one is.
+_LARGE, _ASKED_FIRST = 10_000, 8
 #: So many variants are asked about one by one: sooner than all at once.
 _FEW = 24
 
@@ -187,24 +189,34 @@ class _Table:
 
         Variants that agree in what the rule read of one of them have its verdict. Which parameters these are
         shows as the rule is asked, and depends on their values: those of which it wanted to know more are
-        told apart by that as well, and asked again.
+        told apart by that as well, and asked again. Of a large table several are asked first, since telling
+        all apart takes longer.
         """
         broken = np.zeros(len(self), dtype=bool)
         if not len(self):
             return broken
-        one = _Asking(self, np.zeros(1, dtype=np.intp), set())
-        one.ask(rule, problem, limits)
-        rows, read = np.arange(len(self)), one.wanted
+        some = np.linspace(0, len(self) - 1, _ASKED_FIRST if len(self) > _LARGE else 1, dtype=np.intp)
+        first = _Asking(self, some, set())
+        first.ask(rule, problem, limits)
+        rows, read = np.arange(len(self)), first.wanted
         while len(rows):
-            alike, firsts = self._alike(rows, read)
+            groups, one_of_each = self._alike(rows, read)
+            there_are = np.flatnonzero(one_of_each >= 0)
             # Where none are alike, each has a verdict of its own, whatever it is by.
-            asking = _Asking(self, firsts, set(self.known) if len(firsts) == len(rows) else read)
+            told = set(self.known) if len(there_are) == len(rows) else read
+            asking = _Asking(self, one_of_each[there_are], told)
             asking.ask(rule, problem, limits)
+            of_group = np.zeros(len(one_of_each), dtype=bool)
             if asking.verdicts.any():
-                broken[rows] = asking.verdicts[alike]
+                of_group[there_are] = asking.verdicts
+                if len(rows) == len(self):
+                    broken = of_group[groups]
+                else:
+                    broken[rows] = of_group[groups]
             if not asking.undecided.any():
                 break
-            rows, read = rows[asking.undecided[alike]], read | asking.wanted
+            of_group[there_are] = asking.undecided
+            rows, read = rows[of_group[groups]], read | asking.wanted
         return broken
 
     def values(self, rows: np.ndarray) -> Iterator[dict[str, Value]]:
@@ -217,25 +229,27 @@ class _Table:
             yield defaults | dict(zip(self.known, values, strict=True))
 
     def _alike(self, rows: np.ndarray, names: set[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Groups rows that agree in these parameters: the group of each, and the first row of each group."""
+        """Groups rows that agree in these parameters: returns the group of each, and of each group one row,
+        -1 where it has none."""
         keys = self.keys if len(rows) == len(self) else self.keys[rows]
-        alike, size = np.zeros(1, dtype=np.int64), 1
+        groups, size = np.zeros(1, dtype=np.int64), 1
         for shift, bits in self.places.together(names):
-            if size << bits > _TABLE_ENTRIES * len(rows):
-                alike, size = _renumbered(alike, size)
+            if size << bits > _TABLE_ENTRIES * len(rows) + _LEAST_TABLE:
+                groups, size = _renumbered(groups, size)
             more = keys >> shift & (1 << bits) - 1
-            alike, size = more if size == 1 else alike << bits | more, size << bits
+            groups, size = more if size == 1 else groups << bits | more, size << bits
         if size == 1:
             return np.zeros(len(rows), dtype=np.intp), rows[:1]
-        alike, size = _renumbered(alike, size)
-        first = np.empty(size, dtype=np.intp)
-        first[alike[::-1]] = rows[::-1]
-        return alike, first
+        if size > _TABLE_ENTRIES * len(rows) + _LEAST_TABLE:
+            groups, size = _renumbered(groups, size)
+        one_of_each = np.full(size, -1, dtype=np.intp)
+        one_of_each[groups] = rows
+        return groups, one_of_each
 
 
 def _renumbered(numbers: np.ndarray, size: int) -> tuple[np.ndarray, int]:
     """Numbers below ``size``, by which of those that there are they are, and how many there are."""
-    if size > _TABLE_ENTRIES * len(numbers):
+    if size > _TABLE_ENTRIES * len(numbers) + _LEAST_TABLE:
         present, numbers = np.unique(numbers, return_inverse=True)
         return numbers, len(present)
     present = np.zeros(size, dtype=bool)
