@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 
 import numpy as np
@@ -32,8 +33,10 @@ class Ranking:
         self.catalogue = catalogue
         self.log_us = np.full(len(catalogue), np.nan, dtype=np.float64)
         self._prior = prior
-        self._seed = seed
-        self._unknown: np.ndarray | None = None
+        self._rng = random.Random(seed)
+        self._unlooked = len(catalogue)
+        self._moved: dict[int, int] = {}
+        """Rows that a shuffle of all has moved so far, by where they are: those are few."""
 
     @property
     def known(self) -> np.ndarray:
@@ -51,10 +54,7 @@ class Ranking:
 
     def look(self, count: int) -> None:
         """Predicts up to ``count`` more variants, drawn at random."""
-        if self._unknown is None:
-            self._unknown = np.random.default_rng(self._seed).permutation(len(self.catalogue))
-        self.of(self._unknown[:count])
-        self._unknown = self._unknown[count:]
+        self.of([self._drawn() for _ in range(min(count, self._unlooked))])
 
     def descend(self, budget: int, around: int = AROUND) -> None:
         """Predicts the neighbours of the fastest unseen variants known, until those of the ``around`` fastest
@@ -66,6 +66,17 @@ class Ranking:
                 return
             looked.add(row)
             self.of(self.catalogue.neighbours(row))
+
+    def _drawn(self) -> int:
+        """Takes a row that was not taken so: the next step of a shuffle from the last place to the first."""
+        last = self._unlooked - 1
+        place = self._rng.randrange(self._unlooked)
+        moved = self._moved.pop(last, last)
+        row = moved if place == last else self._moved.get(place, place)
+        if place != last:
+            self._moved[place] = moved
+        self._unlooked = last
+        return row
 
     @property
     def least_us(self) -> float:
