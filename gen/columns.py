@@ -11,15 +11,18 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def least(*values: Any) -> Any:
     """Returns the least of some numbers; of columns that of each variant, without the partings of `min`."""
     if Column not in map(type, values):
         return min(values)
+    import numpy as np
+
     path = next(each for each in values if type(each) is Column).path
     return Column(path, reduce(np.minimum, [e.values if type(e) is Column else e for e in values]))
 
@@ -95,10 +98,10 @@ class Column:
         return float(self._path.one(self.values))
 
     def __floor__(self) -> Column:
-        return Column(self._path, np.floor(self.values).astype(np.int64))
+        return Column(self._path, (self.values // 1).astype("int64"))
 
     def __ceil__(self) -> Column:
-        return Column(self._path, np.ceil(self.values).astype(np.int64))
+        return Column(self._path, -(-self.values // 1).astype("int64"))
 
     def __format__(self, spec: str) -> str:
         # In the words of a reason, of which nothing counts but that there is one.
@@ -119,7 +122,7 @@ def _of_two(apply: Callable[[Any, Any], Any], *, turned: bool = False) -> Callab
 
 def _of_truth(apply: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """Truths that are numbers, as Python's are."""
-    return lambda one, other: apply(one, other).astype(np.int64)
+    return lambda one, other: apply(one, other).astype("int64")
 
 
 def _of_one(apply: Callable[[Any], Any]) -> Callable[[Column], Column]:
