@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from .columns import least
+
 KIB = 1024
 WARP = 32
 #: From a request to device memory until its answer when all ask: bytes under way make up the bandwidth.
@@ -114,7 +116,7 @@ class DeviceLimits:
         registers_per_warp = -(-max(registers, 1) * WARP // 256) * 256
         warps_by_registers = self.registers_per_sm // 4 // registers_per_warp * 4
         smem_per_block = smem_bytes + self.smem_reserved_per_block
-        return min(
+        return least(
             self.max_blocks_per_sm,
             self.max_threads_per_sm // (warps * WARP),
             warps_by_registers // warps,

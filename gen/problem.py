@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any
 
 from .append import Append
@@ -260,8 +261,7 @@ class Problem:
     def min_bytes(self) -> int:
         """Fewest bytes through device memory: q, k, v read once and o written once; of k and v what some row
         sees, and what masks and changes of scores read."""
-        whole = self.operation.min_bytes(self)
-        return whole if self.scoring.is_plain else whole - unseen_bytes(self) + read_bytes(self)
+        return _min_bytes(self)
 
     @property
     def tolerance(self) -> float:
@@ -351,3 +351,9 @@ class Problem:
 def _short(number: int) -> str:
     """A number as an error tells it: beyond any size, by its magnitude."""
     return str(number) if abs(number) < 2**64 else f"about {'-' if number < 0 else ''}2^{number.bit_length()}"
+
+
+@lru_cache(maxsize=4096)
+def _min_bytes(problem: Problem) -> int:
+    whole = problem.operation.min_bytes(problem)
+    return whole if problem.scoring.is_plain else whole - unseen_bytes(problem) + read_bytes(problem)

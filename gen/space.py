@@ -7,20 +7,27 @@ variants are columns of small integers, and a rule is asked once for all variant
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
 import numpy as np
 
+from .columns import Column, Path
 from .limits import DeviceLimits
 from .problem import Problem
 from .variant import Rule, Value, Variant
-from .watched import watched
+from .watched import asking, watched
 
+#: A variant is a number of so many bits at most.
+_KEY_BITS = 63
 #: Combinations are numbered by a table where that has no more than so many entries for each variant.
-_TABLE_ENTRIES = 8
+_TABLE_ENTRIES, _LEAST_TABLE = 1, 1 << 12
+#: Variants of which so many are asked first, to know what a rule reads; of others one is.
+_LARGE, _ASKED_FIRST = 10_000, 8
+#: So many variants are asked about one by one: sooner than all at once.
+_FEW = 24
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,89 +100,217 @@ def _walk(
     """Widens the space by one parameter after the other. A rule is asked once its last parameter is there,
     and a broken one removes all that would have followed; the counts are of variants all the same."""
     parameters = family.parameters()
-    choices = tuple((fixed[p.name],) if p.name in fixed else p.choices for p in parameters)
-    below = [prod(map(len, choices[depth + 1 :])) for depth in range(len(parameters))]
+    choices = {p.name: (fixed[p.name],) if p.name in fixed else p.choices for p in parameters}
     removed: Counter[str] = Counter()
-    table = _Table(family, {}, {})
-    for depth, (parameter, values) in enumerate(zip(parameters, choices, strict=True)):
-        table = table.widened(parameter.name, values)
+    table = _Table.of(family, choices)
+    below = prod(map(len, choices.values()))
+    for parameter in parameters:
+        table = table.widened(parameter.name)
+        below //= len(choices[parameter.name])
         for rule in rules:
             if rule.after == parameter.name:
                 broken = table.broken(rule, problem, limits)
                 if broken.any():
-                    removed[rule.name] += int(broken.sum()) * below[depth]
+                    removed[rule.name] += int(broken.sum()) * below
                     table = table.kept(~broken)
-    codes = np.array(list(table.columns.values()), dtype=np.uint8).reshape(len(parameters), len(table))
-    return Space(family, problem, limits, choices, codes, dict(removed))
+    codes = np.empty((len(parameters), len(table)), dtype=np.uint8)
+    for row, parameter in zip(codes, parameters, strict=True):
+        row[:] = table.codes(parameter.name)
+    return Space(family, problem, limits, tuple(choices.values()), codes, dict(removed))
+
+
+class _Unread(Exception):
+    """A rule wants to know a parameter by which the variants that it is asked about are not told apart."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+class _Places:
+    """Where in a number the bits lie that tell which of its choices each parameter has: the first one's are
+    the highest."""
+
+    def __init__(self, family: type[Variant], choices: Mapping[str, tuple[Value, ...]]) -> None:
+        bits = {name: (len(each) - 1).bit_length() for name, each in choices.items()}
+        if sum(bits.values()) > _KEY_BITS:
+            raise ValueError(f"family {family.family!r} has more variants than {_KEY_BITS} bits can number")
+        below = sum(bits.values())
+        self.of: dict[str, tuple[int, int]] = {}
+        for name, count in bits.items():
+            below -= count
+            self.of[name] = below, count
+
+    def together(self, names: set[str]) -> list[tuple[int, int]]:
+        """Returns the places of some parameters, of neighbours as one."""
+        found: list[tuple[int, int]] = []
+        for shift, bits in (place for name, place in self.of.items() if name in names):
+            if found and found[-1][0] == shift + bits:
+                shift, bits = shift, bits + found.pop()[1]
+            found.append((shift, bits))
+        return found
 
 
 @dataclass(frozen=True)
 class _Table:
-    """Variants as far as they have values: of each parameter its choices, and a column of which it has."""
+    """Variants as far as they have values, of the parameters ``known``. Each is a number, which has in its
+    ``places`` which of their ``choices`` its parameters have."""
 
     family: type[Variant]
     choices: Mapping[str, tuple[Value, ...]]
-    columns: Mapping[str, np.ndarray]
+    places: _Places
+    keys: np.ndarray
+    known: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, family: type[Variant], choices: Mapping[str, tuple[Value, ...]]) -> _Table:
+        """Returns one variant without any value."""
+        return cls(family, choices, _Places(family, choices), np.zeros(1, dtype=np.int64))
 
     def __len__(self) -> int:
-        return len(next(iter(self.columns.values()))) if self.columns else 1
+        return len(self.keys)
 
-    def widened(self, name: str, values: tuple[Value, ...]) -> _Table:
-        """Returns each variant with each of a further parameter's values."""
-        columns = {each: np.repeat(column, len(values)) for each, column in self.columns.items()}
-        columns[name] = np.tile(np.arange(len(values), dtype=np.uint8), len(self))
-        return replace(self, choices={**self.choices, name: values}, columns=columns)
+    def widened(self, name: str) -> _Table:
+        """Returns each variant with each value of a further parameter."""
+        shift, _ = self.places.of[name]
+        added = np.arange(len(self.choices[name]), dtype=np.int64) << shift
+        return replace(self, keys=(self.keys[:, None] + added).ravel(), known=(*self.known, name))
 
     def kept(self, rows: np.ndarray) -> _Table:
-        return replace(self, columns={name: column[rows] for name, column in self.columns.items()})
+        return replace(self, keys=self.keys[rows])
+
+    def codes(self, name: str, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """Returns which of its choices some variants have of a parameter."""
+        shift, bits = self.places.of[name]
+        return self.keys[rows] >> shift & (1 << bits) - 1
 
     def broken(self, rule: Rule, problem: Problem, limits: DeviceLimits) -> np.ndarray:
         """Tells of each variant whether it breaks the rule.
 
         Variants that agree in what the rule read of one of them have its verdict. Which parameters these are
         shows as the rule is asked, and depends on their values: those of which it wanted to know more are
-        told apart by that as well, and asked again.
+        told apart by that as well, and asked again. Of a large table several are asked first, since telling
+        all apart takes longer.
         """
         broken = np.zeros(len(self), dtype=bool)
-        rows, read = np.arange(len(self)), set[str]()
+        if not len(self):
+            return broken
+        some = np.linspace(0, len(self) - 1, _ASKED_FIRST if len(self) > _LARGE else 1, dtype=np.intp)
+        first = _Asking(self, some, set())
+        first.ask(rule, problem, limits)
+        rows, read = np.arange(len(self)), first.wanted
         while len(rows):
-            alike, firsts = self._alike(rows, read)
-            if len(firsts) == len(rows):  # each has a verdict of its own, whatever it is by
-                variants = map(self.family.with_values, self._values(firsts))
-                broken[firsts] = [rule.verdict(each, problem, limits) is not None for each in variants]
+            groups, one_of_each = self._alike(rows, read)
+            there_are = np.flatnonzero(one_of_each >= 0)
+            # Where none are alike, each has a verdict of its own, whatever it is by.
+            told = set(self.known) if len(there_are) == len(rows) else read
+            asking = _Asking(self, one_of_each[there_are], told)
+            asking.ask(rule, problem, limits)
+            of_group = np.zeros(len(one_of_each), dtype=bool)
+            if asking.verdicts.any():
+                of_group[there_are] = asking.verdicts
+                if len(rows) == len(self):
+                    broken = of_group[groups]
+                else:
+                    broken[rows] = of_group[groups]
+            if not asking.undecided.any():
                 break
-            verdicts, undecided = np.zeros(len(firsts), dtype=bool), np.zeros(len(firsts), dtype=bool)
-            wanted = set(read)
-            for group, values in enumerate(self._values(firsts)):
-                asked = set[str]()
-                verdict = rule.verdict(watched(self.family, values, asked), problem, limits)
-                asked &= self.columns.keys()  # those that have no value yet tell none apart
-                verdicts[group], undecided[group] = verdict is not None, not asked <= read
-                wanted |= asked
-            broken[rows] = verdicts[alike]
-            rows, read = rows[undecided[alike]], wanted
+            of_group[there_are] = asking.undecided
+            rows, read = rows[of_group[groups]], read | asking.wanted
         return broken
 
-    def _values(self, rows: np.ndarray) -> Iterator[dict[str, Value]]:
+    def values(self, rows: np.ndarray) -> Iterator[dict[str, Value]]:
         """Yields what the parameters of some rows are; those without a value yet have their defaults."""
         defaults = {p.name: p.default for p in self.family.parameters()}
         columns = [
-            [self.choices[name][code] for code in column[rows].tolist()]
-            for name, column in self.columns.items()
+            [self.choices[name][code] for code in self.codes(name, rows).tolist()] for name in self.known
         ]
         for values in zip(*columns, strict=True):
-            yield defaults | dict(zip(self.columns, values, strict=True))
+            yield defaults | dict(zip(self.known, values, strict=True))
 
-    def _alike(self, rows: np.ndarray, names: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Groups rows that agree in these parameters: the group of each, and the first row of each group."""
-        keys, size = np.zeros(len(rows), dtype=np.int64), 1
-        for name in names:
-            keys = keys * len(self.choices[name]) + self.columns[name][rows]
-            size *= len(self.choices[name])
-        if size > _TABLE_ENTRIES * len(rows):
-            _, first, alike = np.unique(keys, return_index=True, return_inverse=True)
-            return alike, rows[first]
-        first = np.full(size, -1, dtype=np.int64)
-        first[keys[::-1]] = rows[::-1]
-        present = first >= 0
-        return (np.cumsum(present) - 1)[keys], first[present]
+    def _alike(self, rows: np.ndarray, names: set[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Groups rows that agree in these parameters: returns the group of each, and of each group one row,
+        -1 where it has none."""
+        keys = self.keys if len(rows) == len(self) else self.keys[rows]
+        groups, size = np.zeros(1, dtype=np.int64), 1
+        for shift, bits in self.places.together(names):
+            if size << bits > _TABLE_ENTRIES * len(rows) + _LEAST_TABLE:
+                groups, size = _renumbered(groups, size)
+            more = keys >> shift & (1 << bits) - 1
+            groups, size = more if size == 1 else groups << bits | more, size << bits
+        if size == 1:
+            return np.zeros(len(rows), dtype=np.intp), rows[:1]
+        if size > _TABLE_ENTRIES * len(rows) + _LEAST_TABLE:
+            groups, size = _renumbered(groups, size)
+        one_of_each = np.full(size, -1, dtype=np.intp)
+        one_of_each[groups] = rows
+        return groups, one_of_each
+
+
+def _renumbered(numbers: np.ndarray, size: int) -> tuple[np.ndarray, int]:
+    """Numbers below ``size``, by which of those that there are they are, and how many there are."""
+    if size > _TABLE_ENTRIES * len(numbers) + _LEAST_TABLE:
+        present, numbers = np.unique(numbers, return_inverse=True)
+        return numbers, len(present)
+    present = np.zeros(size, dtype=bool)
+    present[numbers] = True
+    order = np.cumsum(present) - 1
+    return order[numbers], int(order[-1]) + 1
+
+
+class _Asking:
+    """What a rule says of some rows of a table, each of which stands for others: they agree in the parameters
+    ``told``. ``undecided`` are those of whom it reads more, which is ``wanted``."""
+
+    def __init__(self, table: _Table, rows: np.ndarray, told: set[str]) -> None:
+        self.table, self.rows, self.told = table, rows, told
+        self.verdicts = np.zeros(len(rows), dtype=bool)
+        self.undecided = np.zeros(len(rows), dtype=bool)
+        self.wanted: set[str] = set()
+
+    def ask(self, rule: Rule, problem: Problem, limits: DeviceLimits) -> None:
+        """Asks a rule: about few one by one, about many along each path through it."""
+        left = [np.arange(len(self.rows))]
+        while left:
+            some = left.pop()
+            if len(some) <= _FEW:
+                self._one_by_one(some, rule, problem, limits)
+                continue
+            path = Path(some)
+            try:
+                reason = rule.verdict(asking(self.table.family, self._tell_on(path)), problem, limits)
+            except _Unread as unread:
+                self.undecided[path.rows] = True
+                self.wanted.add(unread.name)
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+                # It does more with numbers than arithmetic; what is wrong with it a single variant shows.
+                self._one_by_one(path.rows, rule, problem, limits)
+            else:
+                self.verdicts[path.rows] = reason is not None
+            left += path.aside
+
+    def _one_by_one(self, some: np.ndarray, rule: Rule, problem: Problem, limits: DeviceLimits) -> None:
+        for each, values in zip(some.tolist(), self.table.values(self.rows[some]), strict=True):
+            asked = set[str]()
+            verdict = rule.verdict(watched(self.table.family, values, asked), problem, limits)
+            more = asked.intersection(self.table.known) - self.told  # what has no value yet tells none apart
+            self.verdicts[each], self.undecided[each] = verdict is not None, bool(more)
+            self.wanted |= more
+
+    def _tell_on(self, path: Path) -> Callable[[str], Column | Value]:
+        table = self.table
+
+        def tell(name: str) -> Column | Value:
+            choices = table.choices[name]
+            if name not in table.known:
+                return next(p.default for p in table.family.parameters() if p.name == name)
+            if name not in self.told:
+                raise _Unread(name)
+            if len(choices) == 1:
+                return choices[0]
+            codes = table.codes(name, self.rows[path.rows])
+            if all(isinstance(each, int) for each in choices):
+                return Column(path, np.array(choices, dtype=np.int64)[codes])
+            return choices[path.one(codes)]
+
+        return tell

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 #: A room of gen, or module that is none's, imports only from those before it: expressions, then what is asked
 #: of a kernel, then what serves it, then the kernel itself.
 GEN_ROOMS = (
-    *("tree", "expression", "formula"),
+    *("columns", "tree", "expression", "formula"),
     *("limits", "layout", "lengths", "operation", "launch", "append", "scoring", "problem", "promise"),
     *("serves", "shared_memory", "scored_tiles", "handover", "work", "variant", "watched"),
     *("families", "space"),

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import prod
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..lengths import Lengths
@@ -88,7 +89,7 @@ def _drawn(buffer: Buffer, scoring: Scoring, sizes: Sizes, rng: np.random.Genera
             slopes = 2.0 ** (-8.0 * np.arange(1, shape[1] + 1) / shape[1])
             return np.broadcast_to(slopes.astype(np.float32), shape)
         case "bias" if scoring.bias:
-            one = (1, 1, *shape[2:])
+            one = _own_lengths(buffer, scoring, sizes)
             if scoring.bias == BOOLEAN:
                 return np.broadcast_to(_shown(one, rng), shape)
             return np.broadcast_to(rng.standard_normal(one, np.float32), shape)
@@ -139,6 +140,18 @@ def shape_of(buffer: Buffer, sizes: Sizes) -> tuple[int, ...]:
         max(getattr(sizes, name) for name in names) if names else sizes.seqlen_q + sizes.seqlen_k
         for names in buffer.axes
     )
+
+
+def _own_lengths(buffer: Buffer, scoring: Scoring, sizes: Sizes) -> tuple[int, ...]:
+    """The same of arrays as they are drawn, without what is repeated along an axis."""
+    shape = shape_of(buffer, sizes)
+    match buffer.name:
+        case "slopes" if scoring.alibi:
+            return (1, *shape[1:])
+        case "bias" if scoring.bias:
+            return (1, 1, *shape[2:])
+        case _:
+            return shape
 
 
 class TypicalValues(Mapping[str, Any]):
@@ -275,12 +288,7 @@ def unseen_bytes(problem: Scored) -> int:
 @lru_cache(maxsize=4096)
 def read_bytes(problem: Scored) -> int:
     """Returns the bytes of the arrays that masks and changes read, without what is repeated along an axis."""
-    values = typical_values(problem)
-    total = 0
-    for each in problem.scores.buffers:
-        array = values[each.name]
-        count = 1
-        for length, stride in zip(array.shape, array.strides, strict=True):
-            count *= length if stride else 1
-        total += count * BUFFER_BYTES[each.dtype]
-    return total
+    return sum(
+        prod(_own_lengths(each, problem.scoring, problem)) * BUFFER_BYTES[each.dtype]
+        for each in problem.scores.buffers
+    )

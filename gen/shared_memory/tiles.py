@@ -5,9 +5,11 @@ A warp's 32 lanes stand ``lanes`` wide along a tile's keys or columns and 32 / l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from operator import index
 
+from ..columns import least
 from ..limits import WARP
 from .banks import wavefronts
 
@@ -33,6 +35,11 @@ class TileLayout:
     @property
     def transposed(self) -> bool:
         return self.kind == TRANSPOSED
+
+    def without_rows(self) -> TileLayout:
+        """Returns the same of no rows, by which conflicts are remembered: they depend on none."""
+        period, divisor = map(index, self.swizzle)
+        return TileLayout(self.kind, index(self.stride), 0, index(self.chunk), (period, divisor))
 
     def offset(self, row: int, column: int) -> int:
         """Returns the offset of one element, in floats."""
@@ -120,12 +127,11 @@ def make_layout(
         return TileLayout(kind, stride, rows * stride, width)
     if kind == SWIZZLED:
         chunks = columns // width
-        period = min(8, chunks & -chunks)
+        period = least(8, chunks & -chunks)
         return TileLayout(kind, columns, rows * columns, width, (period, group))
     return TileLayout(kind, columns, rows * columns, width)
 
 
-@lru_cache(maxsize=4096)
 def make_p_layout(
     kind: str, rows: int, keys: int, lanes: int, row_group: int, col_group: int, roomy: bool
 ) -> TileLayout:
@@ -141,9 +147,16 @@ def make_p_layout(
         return TileLayout(PADDED, stride, rows * stride, KEY_STEP)
     if kind != TRANSPOSED:
         return make_layout(kind, rows, keys, KEY_STEP, row_group)
+    best = _transposed_p(*map(index, (rows, lanes, row_group, col_group)), roomy=bool(roomy))
+    return replace(best, floats=keys * best.stride)
+
+
+@lru_cache(maxsize=4096)
+def _transposed_p(rows: int, lanes: int, row_group: int, col_group: int, *, roomy: bool) -> TileLayout:
+    """The layout of a transposed slab, for any number of keys."""
     chunks = rows // row_group
     candidates = [
-        TileLayout(kind, stride, keys * stride, row_group, (period, divisor))
+        TileLayout(TRANSPOSED, stride, 0, row_group, (period, divisor))
         for stride in ((rows, _padded(rows, 4, 8)) if roomy else (_padded(rows, 0, 4),))
         for period in (1, 2, 4, 8)
         if chunks % period == 0
@@ -178,7 +191,7 @@ def lane_corners(lanes: int, columns: int, rows: int) -> tuple[tuple[int, ...], 
 
 def vector_group(extent: int) -> int:
     """Returns the widest vector (4, 2 or 1) that divides a micro-tile's extent."""
-    return min(4, extent & -extent)
+    return least(4, extent & -extent)
 
 
 @lru_cache(maxsize=4096)
@@ -186,8 +199,8 @@ def read_conflict(tile: TileLayout, rows: tuple[int, ...], width: int) -> float:
     """Returns the wavefronts of a warp reading ``width`` floats, lane i at ``rows[i]``, over the least
     possible."""
     words = len(set(rows)) * width
-    least = max(1, -(-words // WARP))
-    return wavefronts([tile.offset(row, 0) for row in rows], width) / least
+    fewest = max(1, -(-words // WARP))
+    return wavefronts([tile.offset(row, 0) for row in rows], width) / fewest
 
 
 def wasted(name: str, tile: int, length: int) -> str | None:

@@ -1,9 +1,11 @@
 from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import product
+from math import ceil, floor
 from typing import ClassVar
 
 import pytest
+from flashgen.gen.columns import least
 from flashgen.gen.families import FAMILIES, family_named
 from flashgen.gen.limits import PRESETS, preset
 from flashgen.gen.problem import Problem
@@ -97,7 +99,7 @@ class Asked(Toy):
         return "no" if self.changed(b=4).b == self.b and self.d == 7 else None
 
 
-def test_a_rule_is_asked_once_for_all_that_agree_in_what_it_reads():
+def test_a_rule_is_asked_once_for_all_that_take_the_same_path_through_it():
     Asked.asked.clear()
     space = enumerate_space(Asked, Problem(), LIMITS)
     whole = product((1, 2, 3), (1, 2, 4), "xy", range(50))
@@ -107,9 +109,47 @@ def test_a_rule_is_asked_once_for_all_that_agree_in_what_it_reads():
         if a + b <= 5 and (a > 1 or c == "x") and (d <= 40 or b == 1) and (d != 7 or b != 4)
     ]
     assert space.total == 900 and len(space) + sum(space.removed.values()) == 900
-    # One variant alone, each d, and of the large ones each b: not the 550 that there are.
-    assert Asked.asked["d"] == 1 + 50 + 9 * 3
-    assert Asked.asked["other b"] < 1 + 50 * 3 + 1
+    # One variant alone; the large d and the small ones; of the large ones, with each b, those of b > 1, and
+    # one by one the nine others: not the 550 that there are.
+    assert Asked.asked["d"] == 1 + 2 + 1 + 9
+    assert Asked.asked["other b"] == 1 + 5
+
+
+@dataclass(frozen=True)
+class Reckoned(Toy):
+    """Its rules do with parameters what Python does with numbers."""
+
+    d: int = param(*range(1, 60), doc="fourth")
+    e: bool = param(False, True, doc="fifth")
+
+    @rule("arithmetic of d", after="d")
+    def _reckons(self, problem, limits):
+        words = {1: "one", 2: "two", 4: "four"}
+        rest = -(-self.d // self.b) % 5 + divmod(self.d, 3)[1] + least(self.d, 7) - max(self.a, self.b)
+        if rest in (3, 4) or self.d & -self.d == 16 or not self.d ^ 21:
+            return f"{rest:.1f} is no rest of {words[self.b]}"
+        return "long" if floor(self.d / 2 + self.a) ** 2 > 600 or ceil(self.d / 4) == 9 else None
+
+    @rule("e", after="e")
+    def _counts(self, problem, limits):
+        if self.e and sum(n for n in range(self.d) if n % 2) > 100:
+            return "many"
+        return "e" if (self.e + (self.d > 3) + (self.c == "y")) == 3 and [0, 1, 2][self.d % 3] else None
+
+
+def test_rules_say_of_many_variants_what_they_say_of_each():
+    space = enumerate_space(Reckoned, Problem(), LIMITS)
+    legal, broken = [], Counter()
+    for values in product(*(p.choices for p in Reckoned.parameters())):
+        variant = Reckoned(**dict(zip((p.name for p in Reckoned.parameters()), values, strict=True)))
+        verdicts = ((each.name, each.verdict(variant, Problem(), LIMITS)) for each in Reckoned.rules())
+        first = next((name for name, reason in verdicts if reason is not None), None)
+        if first is None:
+            legal.append(variant)
+        else:
+            broken[first] += 1
+    assert list(space.legal) == legal and space.removed == broken
+    assert len(broken) == 4 and min(broken.values()) > 30
 
 
 def test_parameters_that_have_no_value_yet_are_at_their_defaults():

@@ -13,8 +13,9 @@ from ...gen.variant import Variant
 from ..cards.slug import same_card
 from ..predict.catalogue import build_catalogue
 from ..predict.cost_model import predict
+from ..predict.least import least_us
 from ..predict.prior import prior_of
-from ..predict.ranking import predicted_fastest
+from ..predict.ranking import quickly_fastest
 from ..serving import serving_families
 from ..shelf.expected import Errors, of_sibling, order_of
 from ..shelf.library import Entry
@@ -63,7 +64,7 @@ def candidates(
         if not repeating or _repeats(each.variant, problem, limits)
     ]
     if not any(each.exact and each.record is not None and not each.record.predicted for each in found):
-        found += _untuned(problem, families, errors, repeating)
+        found += _untuned(problem, families, errors, found, repeating)
     best = {each.variant: each for each in sorted(found, key=_tells, reverse=True)}
 
     def order(candidate: Candidate) -> tuple[bool, float]:
@@ -80,7 +81,8 @@ def _tells(candidate: Candidate) -> tuple[bool, bool, float]:
 
 def _is_alike(entry: Entry, problem: Problem, limits: DeviceLimits) -> bool:
     """Whether a record's variant may compute the problem: of its operation, layout and types, on such a
-    card."""
+    card. Where all tiles between bounds are walked, what masks within these had others tuned for tells
+    nothing, and takes long to be counted."""
     tuned = entry.kernel.problem
     return (
         entry.kernel.arch == limits.arch
@@ -90,6 +92,7 @@ def _is_alike(entry: Entry, problem: Problem, limits: DeviceLimits) -> bool:
         and tuned.precision == problem.precision
         and tuned.layout is problem.layout
         and tuned.append == problem.append
+        and (problem.scores.needs_lists or not tuned.scores.needs_lists)
     )
 
 
@@ -111,23 +114,33 @@ def _repeats(variant: Variant, problem: Problem, limits: DeviceLimits) -> bool:
 
 
 def _untuned(
-    problem: Problem, families: Sequence[type[Variant]], errors: Errors, repeating: bool
+    problem: Problem,
+    families: Sequence[type[Variant]],
+    errors: Errors,
+    tuned: Iterable[Candidate],
+    repeating: bool,
 ) -> Iterator[Candidate]:
     """The families' variants that the cost model calls fastest; where they must be ``repeating`` those of
-    them alone, however far behind others."""
+    them alone, however far behind others. Families that cannot be as fast as what others have, or was
+    ``tuned``, have none."""
     prior = prior_of(problem, errors.limits)
 
     def of_repeating(variant: Variant) -> float:
         return prior(variant) if _repeats(variant, problem, errors.limits) else 0.0
 
     told = of_repeating if repeating else prior
-    for family in families:
-        catalogue = build_catalogue(family, problem, errors.limits)
-        if not len(catalogue):
-            continue
+    known = sorted(tuned, key=lambda each: each.predicted_us)
+    best_us = min((each.predicted_us for each in known), default=math.inf)
+    bounds = {family: least_us(family, problem, errors.limits) for family in families}
+    for family in sorted(families, key=lambda family: bounds[family]):
         unlike = math.exp(errors.mean_of(family)) * UNTRIED
-        for us, row in predicted_fastest(catalogue, told)[:UNTUNED]:
-            variant = catalogue.variant(row)
-            if repeating and not math.isfinite(us):
+        if bounds[family] * unlike > best_us:
+            continue
+        catalogue = build_catalogue(family, problem, errors.limits)
+        alike = [each.variant for each in known if type(each.variant) is family][:UNTUNED]
+        for us, row in quickly_fastest(catalogue, told, alike, best_us / unlike)[:UNTUNED]:
+            if not math.isfinite(us):
                 break
+            variant = catalogue.variant(row)
+            best_us = min(best_us, us * unlike)
             yield Candidate(variant, us * unlike, us, predict(variant, problem, errors.limits).limiter)

@@ -31,7 +31,7 @@ from .proof import WrongKernel, prove
 from .records import RECORDS, Records
 
 #: Raised with each change of how kernels are chosen: what was remembered before is chosen anew.
-CHOICE = 2
+CHOICE = 3
 #: Of a choice, how many are kept: those that spill or cannot step by some strides make room for the next.
 KEPT = 16
 #: Sizes up to this count as they are, others to the eighth of a doubling.

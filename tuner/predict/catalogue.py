@@ -37,17 +37,20 @@ class Catalogue:
 
     def __post_init__(self) -> None:
         self._radices = _radices(self.family)
-        keys = self._radices @ self.codes.astype(np.int64)
-        order = np.argsort(keys, kind="stable")  # quick where a walk has sorted them
-        self.codes = np.ascontiguousarray(self.codes[:, order])
-        self.keys = keys[order]
-        self.unseen = np.ones(len(keys), dtype=bool)
-        self.num_unseen = len(keys)
+        self.keys = np.zeros(self.codes.shape[1], dtype=np.int64)
+        for codes, radix in zip(self.codes, self._radices.tolist(), strict=True):
+            self.keys += np.multiply(codes, radix, dtype=np.int64)
+        if (self.keys[1:] < self.keys[:-1]).any():  # a walk has sorted them, unless something is held
+            order = np.argsort(self.keys, kind="stable")
+            self.codes, self.keys = np.ascontiguousarray(self.codes[:, order]), self.keys[order]
+        self.unseen = np.ones(len(self.keys), dtype=bool)
+        self.num_unseen = len(self.keys)
         #: What each value of a parameter adds to a variant's key.
         self._weights = {
             p.name: {choice: code * int(radix) for code, choice in enumerate(p.choices)}
             for p, radix in zip(self.family.parameters(), self._radices, strict=True)
         }
+        self._added = [tuple(added.values()) for added in self._weights.values()]
         self._steps = [_distances(p.choices) for p in self.family.parameters()]
 
     def __len__(self) -> int:
@@ -103,8 +106,18 @@ class Catalogue:
 
     def neighbours(self, row: int) -> np.ndarray:
         """Returns the unseen rows that differ from ``row`` in one parameter."""
-        differing = (self.codes != self.codes[:, row : row + 1]).sum(axis=0, dtype=np.uint8)
-        return np.flatnonzero((differing == 1) & self.unseen)
+        key = int(self.keys[row])
+        near = np.array(
+            [
+                key + added - own[code]
+                for own, code in zip(self._added, self.codes[:, row].tolist(), strict=True)
+                for added in own
+                if added != own[code]
+            ],
+            dtype=np.int64,
+        )
+        at = np.minimum(np.searchsorted(self.keys, near), len(self) - 1)
+        return np.sort(at[(self.keys[at] == near) & self.unseen[at]])
 
     def sample(self, count: int, rng: random.Random) -> list[int]:
         """Returns up to ``count`` different unseen rows, drawn at random."""

@@ -49,8 +49,13 @@ def combine_us(left_bytes: float, limits: DeviceLimits, bytes_per_cycle: float, 
 def written_back_bytes(problem: Problem, limits: DeviceLimits, moved: float) -> float:
     """Returns the bytes that pass to device memory to make room in L2 for so many ``moved``: of what stood
     there before, which who ran in front had written, as timing does, less what is left there in turn."""
-    outputs = sum(each.num_bytes(problem) for each in problem.operation.outputs if not each.is_optional)
+    outputs = _output_bytes(problem)
     return max(0.0, min(moved, limits.l2_bytes) - min(outputs, limits.l2_bytes))
+
+
+@lru_cache(maxsize=4096)
+def _output_bytes(problem: Problem) -> int:
+    return sum(each.num_bytes(problem) for each in problem.operation.outputs if not each.is_optional)
 
 
 def reread_part(readers: float, at_once: float, out_of_step: float) -> float:

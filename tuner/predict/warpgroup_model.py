@@ -12,6 +12,7 @@ The coefficients marked "fitted" minimize the error on some 5800 kernels timed o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil
 from statistics import fmean
 
@@ -295,7 +296,7 @@ def _memory_bytes(
     columns = problem.head_dim + problem.head_dim_v
     footprint = max(1.0, q_heads / group) * problem.seqlen_k * columns * ITEM_BYTES[problem.key_dtype]
     missing = max(0.0, 1 - limits.l2_bytes / footprint)
-    keys = sum(each.num_bytes(problem) for each in problem.operation.arrays if each.name in ("k", "v"))
+    keys = _key_bytes(problem)
     traffic = work.heads * sum(work.walks) * work.tile_bytes
     # Tiles of a head walk from the last keys that they see, which are the same where all rows see alike.
     tiles = len(work.walks) / sequences
@@ -304,3 +305,9 @@ def _memory_bytes(
     at_once = readers * in_step / tiles
     missing *= reread_part(readers, at_once, coefficients.out_of_step)
     return problem.min_bytes + missing * max(0.0, traffic - keys)
+
+
+@lru_cache(maxsize=4096)
+def _key_bytes(problem: Problem) -> int:
+    """Bytes of keys and values."""
+    return sum(each.num_bytes(problem) for each in problem.operation.arrays if each.name in ("k", "v"))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
+from ...columns import least
 from ...problem import ITEM_BYTES, Problem
 
 #: Rows of an mma's left operand, and columns of its right one.
@@ -57,13 +57,12 @@ def widest(count: int) -> int:
     return min(4, count & -count)
 
 
-@cache
 def tile_of(layout: str, columns: int, chunk: int) -> Tile:
     """Returns a layout in which eight rows, from one column on, start in eight different 16-byte banks: by an
     odd number of chunks per row, or by a swizzle."""
     chunks = columns // chunk
     if layout == SWIZZLED:
-        period = min(8, chunks & -chunks)
+        period = least(8, chunks & -chunks)
         return Tile(columns, chunk, period, 8 // period)
     return Tile((chunks | 1) * chunk, chunk)
 

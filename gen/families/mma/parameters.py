@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import floor
 
+from ...columns import least
 from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...scoring.values import keys_in_reach
@@ -114,8 +116,8 @@ class Parameters(Variant):
     def keys_walked(self, problem: Problem) -> int:
         """Returns the keys that a block walks at most: what one of its rows sees, and what later ones do."""
         rows = -(-self.br // problem.group) if self.pack_heads else self.br
-        moved = min(rows, problem.seqlen_q) - 1
-        return min(problem.seqlen_k, keys_in_reach(problem) + moved)
+        moved = least(rows, problem.seqlen_q) - 1
+        return least(problem.seqlen_k, keys_in_reach(problem) + moved)
 
     def key_shares(self) -> int:
         return self.splits * self.workspace_splits * self.key_warps
@@ -291,7 +293,7 @@ class Parameters(Variant):
         needed += 8 if self.widens(problem) else 0  # scales, and fragments on their way to f16
         needed += 5 if problem.layout.is_paged else 0  # where its pages are
         needed += 6 if problem.layout.is_packed else 0  # where its sequence is, for rows computed again
-        return int(needed) + _scoring_registers(problem)
+        return floor(needed) + _scoring_registers(problem)
 
 
 def _widest_access(problem: Problem, dtype: str) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import floor
 
+from ...columns import least
 from ...handover.split_keys import no_need_to_split, splits_too_little
 from ...limits import MEMORY_LATENCY_NS, PORTABLE_CLUSTER, WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
@@ -364,13 +366,10 @@ class RuledParameters(Parameters):
     def _blocks_hide_latency(self, problem: Problem, limits: DeviceLimits) -> str | None:
         room = limits.blocks_per_sm(self.threads(), 0, self.smem_bytes(problem, limits))
         needed = self.registers(problem, limits)
-        more = [
-            blocks
-            for blocks in self._choices("min_blocks")
-            if self.min_blocks < blocks <= room and needed <= self._registers_allowed(limits, blocks)
-        ]
-        if more:
-            return f"min_blocks={self.min_blocks}, but {max(more)} blocks fit"
+        for blocks in sorted(self._choices("min_blocks"), reverse=True):
+            fits = (blocks <= room) & (needed <= self._registers_allowed(limits, blocks))
+            if (self.min_blocks < blocks) & fits:
+                return f"min_blocks={self.min_blocks}, but {blocks} blocks fit"
         if decodes(problem):
             return self._too_little_under_way(problem, limits)
         warps = self.min_blocks * self.warps
@@ -394,8 +393,8 @@ class RuledParameters(Parameters):
         all_bytes = problem.batch * problem.num_kv_heads * walked * row_bytes
         wanted = min(limits.dram_gbps * MEMORY_LATENCY_NS, all_bytes) // limits.num_sms
         blocks = self._blocks(problem)
-        keys = min(self.tiles_ahead * self.bc, walked / (self.splits * self.workspace_splits))
-        under_way = int(min(self.min_blocks, blocks / limits.num_sms) * keys * row_bytes)
+        keys = least(self.tiles_ahead * self.bc, walked / (self.splits * self.workspace_splits))
+        under_way = floor(least(self.min_blocks, blocks / limits.num_sms) * keys * row_bytes)
         if under_way < wanted:
             return f"{under_way} bytes per SM under way, {wanted} wanted for the bandwidth of device memory"
         return None
@@ -410,4 +409,4 @@ class RuledParameters(Parameters):
         """Registers per thread with so many blocks resident: a warp lives in one of four partitions."""
         warps_per_partition = -(-blocks * self.warps // 4)
         share = limits.registers_per_sm // 4 // (warps_per_partition * WARP) // 8 * 8
-        return min(limits.max_registers_per_thread, share)
+        return least(limits.max_registers_per_thread, share)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...scored_tiles.change import changed_tile
@@ -92,7 +94,7 @@ def mma_work(variant: Mma, problem: Problem, limits: DeviceLimits) -> BlockWork:
         bytes_ahead=_copies(variant, problem).l2_bytes * variant.tiles_ahead if decodes(problem) else None,
         cluster=variant.splits,
         heads_interleaved=variant.block_order == "heaviest_first",
-        registers=min(taken, _registers_left(variant, limits)),
+        registers=min(taken, _registers_left(variant.threads(), variant.min_blocks, limits)),
         loop_instructions=compute.instructions + copies.instructions / variant.warps,
         left_bytes=variant.left_bytes(problem),
         shares=variant.workspace_splits,
@@ -182,7 +184,8 @@ def _per_warp_tile(variant: Mma, problem: Problem, limits: DeviceLimits, tiles: 
     maxima = scores * (rescaled + (0.0 if always else 0.5))
     masked = scores * ALU_PER_MASKED * min(1.0, _masked_tiles(variant, problem) / tiles)
     polynomials = scores / variant.poly_exp if variant.poly_exp else 0.0
-    missing = max(0, variant.registers(problem, limits) + ROOMY - _registers_left(variant, limits))
+    left = _registers_left(variant.threads(), variant.min_blocks, limits)
+    missing = max(0, variant.registers(problem, limits) + ROOMY - left)
     shuffles = 4 * rows * rescaled
     softmax = Counts(
         ffma=2 * scores + polynomials * POLYNOMIAL_FMAS,
@@ -228,11 +231,11 @@ def _scoring(variant: Mma, problem: Problem, tiles: float) -> Counts:
     return masked + asked
 
 
-def _registers_left(variant: Mma, limits: DeviceLimits) -> int:
-    """The most per thread with as many blocks resident as the kernel promises."""
-    threads = variant.threads()
+@lru_cache(maxsize=256)
+def _registers_left(threads: int, blocks: int, limits: DeviceLimits) -> int:
+    """The most per thread with so many blocks resident."""
     choices = (limits.max_registers_per_thread, *range(248, 0, -8))
-    return next((n for n in choices if limits.blocks_per_sm(threads, n, 0) >= variant.min_blocks), 0)
+    return next((n for n in choices if limits.blocks_per_sm(threads, n, 0) >= blocks), 0)
 
 
 def _masked_tiles(variant: Mma, problem: Problem) -> float:

@@ -137,24 +137,27 @@ class Parameters(Variant):
     def layouts(self, problem: Problem) -> dict[str, TileLayout]:
         """Returns the layouts of the tiles in shared memory, by name; Q is absent when it lives in
         registers."""
-        d, outputs = problem.head_dim, self.padded_dim(problem.head_dim_v)
-        tiles = {
-            "q": make_layout(self.q_layout, self.br, d, self.vec, self.row_group, written_once=True),
-            "k": make_layout(self.k_layout, self.bc, d, self.vec, self.col_group),
-            "v": make_layout(self.v_layout, self.bc, outputs, self.vec, 1),
-            "p": make_p_layout(
-                self.p_layout,
-                self.rows_per_warp,
-                self.bc // self.p_passes,
-                self.lanes,
-                self.row_group,
-                self.col_group,
-                roomy=self.p_passes == 1,
-            ),
-        }
-        if self.q_in_registers:
-            del tiles["q"]
-        return tiles
+        names = ("k", "v", "p") if self.q_in_registers else ("q", "k", "v", "p")
+        return {name: self.layout_of(name, problem) for name in names}
+
+    def layout_of(self, name: str, problem: Problem) -> TileLayout:
+        """Returns the layout of one of them."""
+        d = problem.head_dim
+        if name == "q":
+            return make_layout(self.q_layout, self.br, d, self.vec, self.row_group, written_once=True)
+        if name == "k":
+            return make_layout(self.k_layout, self.bc, d, self.vec, self.col_group)
+        if name == "v":
+            return make_layout(self.v_layout, self.bc, self.padded_dim(problem.head_dim_v), self.vec, 1)
+        return make_p_layout(
+            self.p_layout,
+            self.rows_per_warp,
+            self.bc // self.p_passes,
+            self.lanes,
+            self.row_group,
+            self.col_group,
+            roomy=self.p_passes == 1,
+        )
 
     def copies_by_themselves(self, problem: Problem, limits: DeviceLimits) -> bool:
         """Tells whether tiles of K and V arrive while threads go on: before sm_80, and where keys become

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import index
 
+from ...columns import least
 from ...handover.split_keys import no_need_to_split, splits_too_little
 from ...limits import KIB, WARP, DeviceLimits
 from ...problem import Problem
@@ -19,11 +21,37 @@ from ...shared_memory.tiles import (
     vector_group,
     wasted,
 )
-from ...variant import rule
+from ...variant import Verdict, rule
 from .parameters import Parameters
 
 #: Micro-tile entries per lane beyond which S and O cannot both stay in registers.
 MAX_MICRO_TILE = 128
+
+
+def _reads_are_conflict_free(name: str) -> Verdict:
+    @rule("bank conflicts", after="p_layout", advisory=True)
+    def verdict(self: RuledParameters, problem: Problem, limits: DeviceLimits) -> str | None:
+        if name == "q" and self.q_in_registers:
+            return None
+        if (ways := self.read_conflict_of(name, problem)) > 1:
+            return f"each read of {name.upper()} takes {ways:.0f} times its least wavefronts"
+        return None
+
+    return verdict
+
+
+def _padding_or_swizzle_serves(name: str) -> Verdict:
+    @rule("layout", after="p_layout", advisory=True)
+    def verdict(self: RuledParameters, problem: Problem, limits: DeviceLimits) -> str | None:
+        kind = getattr(self, f"{name}_layout")
+        if kind in (PADDED, SWIZZLED) and not (name == "q" and self.q_in_registers):
+            for simpler in (ROW, PADDED)[: 1 if kind == PADDED else 2]:
+                other = self.changed(**{f"{name}_layout": simpler})
+                if other.read_conflict_of(name, problem) == 1:
+                    return f"{name}_layout={kind}, but {simpler} is free of conflicts too"
+        return None
+
+    return verdict
 
 
 @dataclass(frozen=True)
@@ -179,23 +207,13 @@ class RuledParameters(Parameters):
     def _p_layout_is_best(self, problem: Problem, limits: DeviceLimits) -> str | None:
         return _outdone("p", self.p_layout, self.tm)
 
-    @rule("bank conflicts", after="p_layout", advisory=True)
-    def _reads_are_conflict_free(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        for name, ways in self.read_conflicts(problem).items():
-            if ways > 1:
-                return f"each read of {name.upper()} takes {ways:.0f} times its least wavefronts"
-        return None
-
-    @rule("layout", after="p_layout", advisory=True)
-    def _padding_and_swizzle_serve(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        for name in ("k", "q", "p"):
-            kind = getattr(self, f"{name}_layout")
-            if kind in (PADDED, SWIZZLED) and not (name == "q" and self.q_in_registers):
-                for simpler in (ROW, PADDED)[: 1 if kind == PADDED else 2]:
-                    other = self.changed(**{f"{name}_layout": simpler})
-                    if other.read_conflicts(problem)[name] == 1:
-                        return f"{name}_layout={kind}, but {simpler} is free of conflicts too"
-        return None
+    # One rule for each operand: whether it conflicts is a matter of few parameters.
+    _reads_of_k_are_free = _reads_are_conflict_free("k")
+    _reads_of_p_are_free = _reads_are_conflict_free("p")
+    _reads_of_q_are_free = _reads_are_conflict_free("q")
+    _layout_of_k_serves = _padding_or_swizzle_serves("k")
+    _layout_of_q_serves = _padding_or_swizzle_serves("q")
+    _layout_of_p_serves = _padding_or_swizzle_serves("p")
 
     @rule("stages", after="stages", advisory=True)
     def _second_stage_is_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
@@ -218,13 +236,10 @@ class RuledParameters(Parameters):
     def _blocks_hide_latency(self, problem: Problem, limits: DeviceLimits) -> str | None:
         room = limits.blocks_per_sm(self.threads_per_block, 0, self.smem_bytes(problem, limits))
         needed = self.registers(problem, limits)
-        more = [
-            blocks
-            for blocks in self._choices("min_blocks")
-            if self.min_blocks < blocks <= room and needed <= self._registers_allowed(blocks, limits)
-        ]
-        if more:
-            return f"min_blocks={self.min_blocks}, but {max(more)} blocks fit"
+        for blocks in sorted(self._choices("min_blocks"), reverse=True):
+            fits = (blocks <= room) & (needed <= self._registers_allowed(blocks, limits))
+            if (self.min_blocks < blocks) & fits:
+                return f"min_blocks={self.min_blocks}, but {blocks} blocks fit"
         # Two warps per scheduler: one issues while the other waits. Small shared memories hold fewer.
         warps, wanted = self.min_blocks * self.warps, 8 if limits.smem_per_sm >= 128 * KIB else 4
         if warps < wanted:
@@ -242,21 +257,16 @@ class RuledParameters(Parameters):
         own a quarter of the registers each."""
         warps_per_partition = -(-blocks * self.warps // 4)
         share = limits.registers_per_sm // 4 // (warps_per_partition * WARP) // 8 * 8
-        return min(limits.max_registers_per_thread, share)
+        return least(limits.max_registers_per_thread, share)
 
-    def read_conflicts(self, problem: Problem) -> dict[str, float]:
-        """Returns the wavefronts of each operand's fragment read over the least possible, by operand."""
-        tiles = self.layouts(problem)
-        row_group, col_group = self.row_group, self.col_group
-        keys, rows = lane_corners(self.lanes, col_group, row_group)
-
-        def ways(name: str, at: tuple[int, ...], width: int, group: int) -> float:
-            return read_conflict(tiles[name], at, group if tiles[name].transposed else width)
-
-        conflicts = {"k": ways("k", keys, self.vec, col_group), "p": ways("p", rows, KEY_STEP, row_group)}
-        if "q" in tiles:
-            conflicts["q"] = ways("q", rows, self.vec, row_group)
-        return conflicts
+    def read_conflict_of(self, name: str, problem: Problem) -> float:
+        """Returns the wavefronts of an operand's fragment read over the least possible."""
+        tile = self.layout_of(name, problem)
+        group = self.col_group if name == "k" else self.row_group
+        keys, rows = lane_corners(index(self.lanes), index(group), index(group))
+        width = KEY_STEP if name == "p" else self.vec
+        at = keys if name == "k" else rows
+        return read_conflict(tile.without_rows(), at, index(group if tile.transposed else width))
 
 
 def _overflow(name: str, rows: int, columns: int) -> str | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ...limits import DeviceLimits
 from ...problem import ITEM_BYTES, Problem
-from ...variant import FIRST_PARAMETER, rule
+from ...variant import FIRST_PARAMETER, Verdict, rule
 from ..wgmma.parameters import GROUP, is_split
 from ..wgmma.registers import REGISTERS_BESIDE_SUMS
 from ..wgmma.shared_memory import CHUNK
@@ -27,8 +27,17 @@ from .parameters import (
 )
 from .rules_of_parts import RulesOfParts
 
-#: Parameters of the launch that keeps query rows.
-_OF_ROWS = ("rows", "keys", "k_stages", "v_stages")
+
+def _is_of_a_launch(name: str) -> Verdict:
+    """Returns the rule about a parameter of the launch that keeps query rows."""
+
+    @rule("combination", after=name)
+    def verdict(self: RuledParameters, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.sums_queries and (value := getattr(self, name)) != self._choices(name)[0]:
+            return f"dq_path={self.dq_path}: no launch keeps query rows, of which {name}={value} is"
+        return None
+
+    return verdict
 
 
 @dataclass(frozen=True)
@@ -253,14 +262,11 @@ class RuledParameters(RulesOfParts):
         columns = max(problem.head_dim, problem.head_dim_v, self.br)
         return columns if columns // 2 + REGISTERS_BESIDE_SUMS > given else 0
 
-    @rule("combination", after="v_stages")
-    def _kept_rows_are_of_a_launch(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if not self.sums_queries:
-            return None
-        for name in _OF_ROWS:
-            if (value := getattr(self, name)) != self._choices(name)[0]:
-                return f"dq_path={self.dq_path}: no launch keeps query rows, of which {name}={value} is"
-        return None
+    # One rule for each parameter of that launch: what it leaves out is not combined with the others' values.
+    _rows_are_of_a_launch = _is_of_a_launch("rows")
+    _keys_are_of_a_launch = _is_of_a_launch("keys")
+    _k_stages_are_of_a_launch = _is_of_a_launch("k_stages")
+    _v_stages_are_of_a_launch = _is_of_a_launch("v_stages")
 
 
 def _lacks_registers(needed: int, threads: int, limits: DeviceLimits, producer: int) -> str | None:

@@ -49,7 +49,7 @@ class StandInCard(CudaCard):
         return self.made_by
 
 
-def _first_of_each(problem, families, errors, repeating) -> Iterator[candidates.Candidate]:
+def _first_of_each(problem, families, errors, tuned, repeating) -> Iterator[candidates.Candidate]:
     for family in families:
         with contextlib.suppress(Illegal):
             family().check(problem, errors.limits)
