@@ -15,8 +15,9 @@ from flashgen.gen.families.mma.family import Mma
 from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.handover.plan import ITEM_INTS
+from flashgen.gen.handover.split_keys import combine_launch
 from flashgen.gen.kernel import Kernel
-from flashgen.gen.launch import COMBINE_ROLE
+from flashgen.gen.launch import COMBINE_ROLE, Launch
 from flashgen.gen.limits import PRESETS
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
@@ -218,6 +219,18 @@ def test_a_plan_fills_a_card_and_no_more() -> None:
         # With a tile less for each there would have been too many blocks.
         more = sum(min(64, max(1, ceil(tiles / (longest - 1)))) for tiles in tiles_of.values())
         assert more > max(wanted, len(lengths)) or max(split for _, split in shares.values()) == 64
+
+
+@pytest.mark.parametrize(
+    ("rows", "splits", "packed", "warps"),
+    [(192, 2, False, 16), (64, 8, False, 8), (64, 12, False, 8), (16, 16, False, 4), (192, 2, True, 4)],
+)
+def test_results_are_put_together_by_a_warp_for_each_row_as_far_as_that_is_known(
+    rows: int, splits: int, packed: bool, warps: int
+) -> None:
+    main = Launch(384, 1024, rows, workspace_splits=splits, packed=packed)
+    combine = combine_launch(main)
+    assert combine.threads == 32 * warps and (combine.role, combine.smem_bytes) == (COMBINE_ROLE, 0)
 
 
 def test_a_launch_more_puts_results_together() -> None:
