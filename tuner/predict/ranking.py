@@ -16,7 +16,7 @@ RANKED_WHOLE, RANKED_SAMPLE, RANKED_BUDGET = 1500, 400, 1200
 #: Of how many of the fastest variants a descent looks at all neighbours: one alone leads it astray.
 AROUND = 24
 #: The same where a call waits: known kernels are a better start than chance, and half the sample does.
-QUICK_WHOLE, QUICK_SAMPLE, QUICK_BUDGET, QUICK_AROUND = 500, 200, 1200, 24
+QUICK_WHOLE, QUICK_SAMPLE = 500, 200
 #: By how much a descent may make a space's fastest faster: of 43 large spaces by a third at most.
 GAIN = 1.5
 
@@ -55,12 +55,12 @@ class Ranking:
         """Predicts up to ``count`` more variants, drawn at random."""
         self.of([self._drawn() for _ in range(min(count, self._unlooked))])
 
-    def descend(self, budget: int, around: int = AROUND) -> None:
-        """Predicts the neighbours of the fastest unseen variants known, until those of the ``around`` fastest
+    def descend(self, budget: int) -> None:
+        """Predicts the neighbours of the fastest unseen variants known, until those of the `AROUND` fastest
         are all known, or ``budget`` variants are."""
         looked: set[int] = set()
         while self.known.sum() < budget:
-            row = next((each for each in self.fastest(around) if each not in looked), None)
+            row = next((each for each in self.fastest(AROUND) if each not in looked), None)
             if row is None:
                 return
             looked.add(row)
@@ -119,8 +119,8 @@ def quickly_fastest(
         return ranking.in_order()
     ranking.of([row for row in map(catalogue.row, known) if row is not None])
     ranking.look(QUICK_SAMPLE)
-    while np.isinf(ranking.least_us) and ranking.known.sum() < min(QUICK_BUDGET, len(catalogue)):
+    while np.isinf(ranking.least_us) and ranking.known.sum() < min(RANKED_BUDGET, len(catalogue)):
         ranking.look(QUICK_SAMPLE)  # few of them can run, or are asked for
     if ranking.least_us < GAIN * enough_us:
-        ranking.descend(QUICK_BUDGET, QUICK_AROUND)
+        ranking.descend(RANKED_BUDGET)
     return ranking.in_order()

@@ -205,8 +205,9 @@ def card_meant(known: Sequence[library.Entry], problems: Sequence[Problem]) -> t
     found, _ = cards()
     if found:
         return found[0].limits, ""
-    cards_known = Counter(entry.slug for entry in known)
-    of_most = [entry for entry in known if cards_known[entry.slug] == max(cards_known.values())]
+    kernels_of = Counter(entry.slug for entry in known)
+    most = max(kernels_of.values(), default=0)
+    of_most = [entry for entry in known if kernels_of[entry.slug] == most]
     match = choice.last_tuned([e for e in of_most if e.kernel.problem.stem in stems] or of_most)
     if match is None:
         raise FlashgenError(
