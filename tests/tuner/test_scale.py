@@ -134,7 +134,9 @@ def spent(*command: str) -> Spent:
     return Spent(told[-1], *json.loads(took))
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql", "journal"])
+@pytest.fixture(
+    scope="module", params=["sqlite", "postgresql", pytest.param("journal", marks=pytest.mark.exhaustive)]
+)
 def large(request, tmp_path_factory) -> Iterator[tuple[str, str]]:
     """A storage of 20,000 trials: its kind and its name."""
     folder = tmp_path_factory.mktemp("large")

@@ -115,7 +115,8 @@ def test_masks_and_scores_are_of_all_shares(way: str, layout: str, name: str) ->
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("way", "layout"), sampled(list(product(("simt", "mma", "wgmma"), ("dense", "paged", "packed_paged"))), 1)
+    ("way", "layout"),
+    sampled(list(product(("simt", "mma", "wgmma"), ("dense", "paged", "packed_paged"))), 1, thorough=4),
 )
 def test_queries_that_were_rotated_meet_all_shares(way: str, layout: str) -> None:
     kernel = kernel_of(way, layout, causal=True, append=Append.parsed("halves:8"))

@@ -66,7 +66,7 @@ def test_a_kernel_of_each_class_keeps_its_promise(family, name, causal):
 
 
 @needs_compiler
-@pytest.mark.parametrize(("family", "name", "causal"), sampled(KINDS, 0, thorough=8))
+@pytest.mark.parametrize(("family", "name", "causal"), sampled(KINDS, 0, thorough=4))
 def test_it_keeps_all_of_it_at_an_ordinary_head_dim(family, name, causal):
     (subject,) = subjects(wanted(family, name, causal, 64))
     told = broken(subject, "all")
@@ -98,7 +98,7 @@ def drawn(family: str, dtype: str, precision: str, count: int, **held: Any) -> I
             ("wgmma", "e4m3", EIGHT),
         ],
         0,
-        thorough=5,
+        thorough=3,
     ),
 )
 def test_variants_by_chance_keep_their_promises(family, dtype, precision, count):

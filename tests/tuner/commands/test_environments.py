@@ -341,7 +341,7 @@ def warm(tmp_path_factory) -> Path:
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", sampled(FAULTS, 3, thorough=24))
+@pytest.mark.parametrize("name", sampled(FAULTS, 3, thorough=14))
 def test_odd_surroundings_are_no_traceback(tmp_path, warm, monkeypatch, name):
     monkeypatch.setenv("FLASHGEN_TEST_CACHE", str(warm))
     fault = FAULTS[name]

@@ -66,7 +66,7 @@ def kernel_of(name: str):
     return render(variant, problem, limits)
 
 
-@pytest.mark.parametrize("name", sampled(ASKED, 2))
+@pytest.mark.parametrize("name", sampled(ASKED, 2, thorough=5))
 def test_kernels_of_every_layout_keep_their_promise(name):
     kernel = kernel_of(name)
     device = SimDevice("h200", preset("h200"))

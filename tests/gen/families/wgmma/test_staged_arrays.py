@@ -56,7 +56,7 @@ SUITING = ("whole pieces", "rows alike", "heads alike", "all alike")
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("name", "walk", "dtype", "layout"), sampled(in_all_ways(WALKS, TOLERANCES), 6, thorough=20)
+    ("name", "walk", "dtype", "layout"), sampled(in_all_ways(WALKS, TOLERANCES), 6, thorough=10)
 )
 def test_arrays_may_lie_anyhow(name, walk, dtype, layout):
     assert_right(WALKS[walk], problem_of(SCORINGS[name], dtype), layout, TOLERANCES[dtype])

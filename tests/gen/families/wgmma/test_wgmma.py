@@ -6,7 +6,7 @@ import random
 import re
 from dataclasses import replace
 from functools import cache
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -194,8 +194,9 @@ def test_tiles_are_found_however_many_heads():
 
 
 @needs_compiler
-@pytest.mark.parametrize("schedule", sampled(["overlapped", "chained"], 1))
-@pytest.mark.parametrize("cluster", sampled([1, 2], 1))
+@pytest.mark.parametrize(
+    ("schedule", "cluster"), sampled(list(product(("overlapped", "chained"), (1, 2))), 1, thorough=1)
+)
 def test_every_synchronisation_of_a_kernel_is_needed(schedule, cluster):
     """Each barrier, wait and fence taken out of the source makes some result wrong or the launch fail, with
     some number of stages."""
