@@ -41,6 +41,7 @@ def _driver() -> ctypes.CDLL:
         "cuEventSynchronize": [pointer],
         "cuGetErrorName": [integer, pointer],
         "cuGetErrorString": [integer, pointer],
+        "cuKernelGetFunction": [pointer, pointer],
         "cuKernelSetAttribute": [integer, integer, pointer, integer],
         "cuLaunchKernelEx": [pointer, pointer, pointer, pointer],
         "cuLibraryGetKernel": [pointer, pointer, text],

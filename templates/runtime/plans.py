@@ -318,8 +318,12 @@ class _Ready:
     takes longer than the launch itself. The driver copies the arguments, so that the next call may write its
     own; no two calls have it at once."""
 
-    def __init__(self, plan: _Plan, handle: int) -> None:
+    def __init__(self, plan: _Plan, handle: int, of_context: bool = False) -> None:
+        """`of_context`: of the device's primary context alone, so that the driver refuses to launch in
+        another, and need not be asked before which is current."""
         functions = _load(plan.tuned, plan.device, plan.masked)
+        if of_context:
+            functions = _functions_in_primary(functions, plan.device)
         self.scale: float | None = None
         self.beside: tuple[float, ...] | None = None
         """What the last call wrote beside the scale; None before the first."""
@@ -363,6 +367,21 @@ class _Ready:
         for step in self.steps:
             step.write_numbers(self.default_scale if scale is None else scale, beside)
         self.scale, self.beside = scale, beside
+
+
+def _functions_in_primary(kernels: tuple[int, ...], device: int) -> tuple[int, ...]:
+    """Kernels that any context may launch, as functions of a device's primary context."""
+    driver, functions = _driver(), []
+    _check(driver.cuCtxPushCurrent_v2(_retain_primary_context(device)), f"entering device {device}")
+    try:
+        for kernel in kernels:
+            function = ctypes.c_void_p()
+            _check(driver.cuKernelGetFunction(ctypes.byref(function), kernel), "finding a kernel's function")
+            assert function.value is not None
+            functions.append(function.value)
+    finally:
+        _pop_context()
+    return tuple(functions)
 
 
 def _looked_up(steps: "tuple[_Step, ...]") -> "tuple[tuple[Any, Any, Any, _Step], ...]":

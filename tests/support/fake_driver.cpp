@@ -14,7 +14,7 @@
 
 namespace {
 
-constexpr int kInvalidValue = 1, kOutOfMemory = 2, kInvalidImage = 200, kInvalidContext = 201;
+constexpr int kInvalidValue = 1, kOutOfMemory = 2, kInvalidImage = 200, kInvalidContext = 201, kInvalidHandle = 400;
 
 struct Args {
   const void *q, *k, *v;
@@ -320,6 +320,11 @@ int cuModuleGetFunction(int64_t* function, int64_t module, const char*) { return
 int cuFuncSetAttribute(int64_t, int attribute, int value) {
   return attribute == 8 && value <= smem_per_block ? 0 : kInvalidValue;
 }
+// A function is a kernel, and above its bits the context that it is of.
+int cuKernelGetFunction(int64_t* function, int64_t kernel) {
+  if (contexts.empty()) return kInvalidContext;
+  return *function = kernel | contexts.back() << 32, 0;
+}
 int cuKernelSetAttribute(int attribute, int value, int64_t, int) {
   if (attribute == 14) return large_clusters = value, 0;
   return attribute == 8 && value <= smem_per_block ? 0 : kInvalidValue;
@@ -350,12 +355,15 @@ int cuTensorMapEncodeTiled(unsigned char* map, int type, unsigned rank, uint64_t
 int cuLaunchKernelEx(const Config* config, int64_t kernel, void** parameters, void** extra) {
   if (launch_status) return launch_status;
   if (contexts.empty()) return kInvalidContext;
+  const int64_t of = kernel >> 32, context = of ? of : contexts.back();
+  if (context != contexts.back() && !config->stream) return kInvalidHandle;  // the default stream is that of the current one
+  kernel &= 0xffffffff;
   const unsigned *grid = config->grid, *block = config->block;
   if (grid[1] != 1 || grid[2] != 1 || block[1] != 1 || block[2] != 1 || extra) return kInvalidValue;
   const Attribute* const attribute = config->num_attributes ? config->attributes : nullptr;
   if (config->num_attributes > 1 || (attribute && attribute->id != kProgrammaticStreamSerialization)) return kInvalidValue;
   const int64_t dependent = attribute && attribute->value[0];
-  Launch launch{grid[0], block[0], config->smem_bytes, config->stream, contexts.back(), (kernel - 0x1000) & 1, dependent, {}, {}};
+  Launch launch{grid[0], block[0], config->smem_bytes, config->stream, context, (kernel - 0x1000) & 1, dependent, {}, {}};
   launched_name = kernel_names[(kernel - 0x1000) / 2];
   std::memcpy(&launch.args, parameters[0], sizeof(Args));
   const bool lists = launched_name.find("_lists") != std::string::npos;  // which take no maps

@@ -32,6 +32,9 @@ _USUAL = {"wait": True, "fallback": None, "device": None, "stream": None}
 #: What kernels know an array by that a call may be told by another name.
 _KEYWORDS = {"attn_mask": "bias"}
 _WORD_BYTES = 8
+#: CUDA_ERROR_INVALID_CONTEXT and _HANDLE: what the driver says, and launches nothing, where no context is
+#: current, or another than the one which a function and a stream are of.
+_OTHER_CONTEXT = (201, 400)
 
 
 def go_the_usual_way(q: Any, k: Any, v: Any, out: Any, arrays: tuple[Any, ...]) -> None:
@@ -127,11 +130,6 @@ def _is_array(value: Any) -> bool:
 class _Launches(NamedTuple):
     """What launches a call on a stream, but for addresses. No two calls have it at once."""
 
-    ask_context: Callable[[], int]
-    context: Any
-    """That which is current, once it was asked for."""
-    primary: int
-    """That which is to be."""
     at_arrays: tuple[tuple[Any, int, int], ...]
     """Words of eight bytes that are addresses of arrays: among which, the place there, and which array it is
     of those that calls pass."""
@@ -145,7 +143,7 @@ class _Launches(NamedTuple):
 def _launches(plan: _Plan, handle: int, scale: float | None, read: _Read) -> tuple[Any, ...]:
     """What launches a call on the stream of that handle, as `_Launches` says; parts of a mere tuple are had
     sooner."""
-    ready = _Ready(plan, handle)
+    ready = _Ready(plan, handle, of_context=True)
     ready.write_numbers(scale, read.numbers)
     at_arrays: list[tuple[Any, int, int]] = []
     at_workspace: list[tuple[Any, int]] = []
@@ -157,8 +155,7 @@ def _launches(plan: _Plan, handle: int, scale: float | None, read: _Read) -> tup
             at_arrays.append((words, places[name], index))
         if plan.workspace_words and _WORKSPACE in places:
             at_workspace.append((words, places[_WORKSPACE]))
-    context = ready.ask_context, ready.context, ready.primary
-    return tuple(_Launches(*context, tuple(at_arrays), tuple(at_workspace), ready.in_order))
+    return tuple(_Launches(tuple(at_arrays), tuple(at_workspace), ready.in_order))
 
 
 def _running(torch: Any, like: Any, plan: _Plan, scale: float | None, read: _Read, return_lse: bool) -> Again:
@@ -186,11 +183,7 @@ def _running(torch: Any, like: Any, plan: _Plan, scale: float | None, read: _Rea
                 idle.clear()
             waiting = idle.setdefault(handle, [])
             ready = _launches(plan, handle, scale, read)
-        ask_context, context, primary, at_arrays, at_workspace, steps = ready
-        ask_context()
-        if context.value != primary:
-            waiting.append(ready)
-            return None
+        at_arrays, at_workspace, steps = ready
         at_once = has_empty and (current_device is None or current_device() == device)
         at_lse, lse = 0, None
         if out is not None:
@@ -227,6 +220,9 @@ def _running(torch: Any, like: Any, plan: _Plan, scale: float | None, read: _Rea
                 step.parameters[1] = maps.address
             status = start()
             if status:
+                if status in _OTHER_CONTEXT:
+                    waiting.append(ready)
+                    return None
                 _tell_of_launch(status, handle, device)
         waiting.append(ready)
         return (out, lse) if return_lse else out
