@@ -369,6 +369,7 @@ class _Ready:
         self.scale, self.beside = scale, beside
 
 
+@functools.cache
 def _functions_in_primary(kernels: tuple[int, ...], device: int) -> tuple[int, ...]:
     """Kernels that any context may launch, as functions of a device's primary context."""
     driver, functions = _driver(), []

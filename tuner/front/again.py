@@ -10,11 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
+from ...templates.runtime.build import _load
 from ...templates.runtime.gradient_tensors import _with_tensors, _without_tensors
 from ...templates.runtime.plans import (
     _MOST_STREAMS,
     _WORKSPACE,
     _encode_maps,
+    _functions_in_primary,
     _Plan,
     _Ready,
     _Step,
@@ -169,6 +171,8 @@ def _running(torch: Any, like: Any, plan: _Plan, scale: float | None, read: _Rea
     empty: Any = _empty(torch, like)
     has_empty = empty is not None
     current_device = torch._C._cuda_getDevice if _has_several(torch) else None
+    # Found now: the next call may be the first that a graph captures.
+    _functions_in_primary(_load(plan.tuned, device, plan.masked), device)
 
     def again(q: Any, k: Any, v: Any, out: Any, arrays: tuple[Any, ...]) -> Any:
         at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
