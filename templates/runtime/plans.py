@@ -318,12 +318,10 @@ class _Ready:
     takes longer than the launch itself. The driver copies the arguments, so that the next call may write its
     own; no two calls have it at once."""
 
-    def __init__(self, plan: _Plan, handle: int, of_context: bool = False) -> None:
-        """`of_context`: of the device's primary context alone, so that the driver refuses to launch in
-        another, and need not be asked before which is current."""
-        functions = _load(plan.tuned, plan.device, plan.masked)
-        if of_context:
-            functions = _functions_in_primary(functions, plan.device)
+    def __init__(self, plan: _Plan, handle: int, functions: tuple[int, ...] | None = None) -> None:
+        """`functions`: those to launch, where they are of one context (`_functions_in_primary`); else any
+        context may launch them."""
+        functions = functions or _load(plan.tuned, plan.device, plan.masked)
         self.scale: float | None = None
         self.beside: tuple[float, ...] | None = None
         """What the last call wrote beside the scale; None before the first."""
@@ -369,9 +367,10 @@ class _Ready:
         self.scale, self.beside = scale, beside
 
 
-@functools.cache
-def _functions_in_primary(kernels: tuple[int, ...], device: int) -> tuple[int, ...]:
-    """Kernels that any context may launch, as functions of a device's primary context."""
+def _functions_in_primary(plan: _Plan) -> tuple[int, ...]:
+    """The functions of a plan's launches in its device's primary context: the driver refuses to launch them
+    in another, and need not be asked before which is current."""
+    kernels, device = _load(plan.tuned, plan.device, plan.masked), plan.device
     driver, functions = _driver(), []
     _check(driver.cuCtxPushCurrent_v2(_retain_primary_context(device)), f"entering device {device}")
     try:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from ...templates.runtime.build import _load
 from ...templates.runtime.gradient_tensors import _with_tensors, _without_tensors
 from ...templates.runtime.plans import (
     _MOST_STREAMS,
@@ -142,10 +141,12 @@ class _Launches(NamedTuple):
     maps made before, by addresses; None where there are none."""
 
 
-def _launches(plan: _Plan, handle: int, scale: float | None, read: _Read) -> tuple[Any, ...]:
-    """What launches a call on the stream of that handle, as `_Launches` says; parts of a mere tuple are had
-    sooner."""
-    ready = _Ready(plan, handle, of_context=True)
+def _launches(
+    plan: _Plan, functions: tuple[int, ...], handle: int, scale: float | None, read: _Read
+) -> tuple[Any, ...]:
+    """What launches a call by those functions on the stream of that handle, as `_Launches` says; parts of a
+    mere tuple are had sooner."""
+    ready = _Ready(plan, handle, functions)
     ready.write_numbers(scale, read.numbers)
     at_arrays: list[tuple[Any, int, int]] = []
     at_workspace: list[tuple[Any, int]] = []
@@ -172,7 +173,7 @@ def _running(torch: Any, like: Any, plan: _Plan, scale: float | None, read: _Rea
     has_empty = empty is not None
     current_device = torch._C._cuda_getDevice if _has_several(torch) else None
     # Found now: the next call may be the first that a graph captures.
-    _functions_in_primary(_load(plan.tuned, device, plan.masked), device)
+    functions = _functions_in_primary(plan)
 
     def again(q: Any, k: Any, v: Any, out: Any, arrays: tuple[Any, ...]) -> Any:
         at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
@@ -186,7 +187,7 @@ def _running(torch: Any, like: Any, plan: _Plan, scale: float | None, read: _Rea
             if len(idle) > _MOST_STREAMS:
                 idle.clear()
             waiting = idle.setdefault(handle, [])
-            ready = _launches(plan, handle, scale, read)
+            ready = _launches(plan, functions, handle, scale, read)
         at_arrays, at_workspace, steps = ready
         at_once = has_empty and (current_device is None or current_device() == device)
         at_lse, lse = 0, None

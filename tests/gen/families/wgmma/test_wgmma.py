@@ -195,7 +195,7 @@ def test_tiles_are_found_however_many_heads():
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("schedule", "cluster"), sampled(list(product(("overlapped", "chained"), (1, 2))), 1, thorough=1)
+    ("schedule", "cluster"), sampled(product(("overlapped", "chained"), (1, 2)), 1, thorough=1)
 )
 def test_every_synchronisation_of_a_kernel_is_needed(schedule, cluster):
     """Each barrier, wait and fence taken out of the source makes some result wrong or the launch fail, with
