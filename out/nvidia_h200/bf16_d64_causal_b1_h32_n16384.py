@@ -108,6 +108,8 @@ KERNELS: tuple[Tuned, ...] = (
             "o_apart": False,
             "p_in_shared": False,
             "weights": "f16",
+            "values": "in_place",
+            "promotion": "tiles",
             "bias_stages": 0,
             "bias_heads": 1,
             "seen_bits": False,

@@ -5,24 +5,25 @@
 // may share one key/value head. Lengths, strides, heads and scale are run-time arguments.
 //
 // Family wgmma:
-//   br = 192                   query rows per tile, 64 for each warpgroup that computes
-//   bc = 112                   keys per tile
+//   br = 256                   query rows per tile, 64 for each warpgroup that computes
+//   bc = 64                    keys per tile
 //   persistent = true          blocks stay for several tiles
 //   q_stages = 1               Q tiles in shared memory: 2 bring the next one early
-//   k_stages = 4               K tiles in shared memory
-//   v_stages = 4               V tiles in shared memory
-//   schedule = overlapped      the next scores: before these outputs, or behind them
+//   k_stages = 3               K tiles in shared memory
+//   v_stages = 3               V tiles in shared memory
+//   schedule = chained         the next scores: before these outputs, or behind them
 //   q_in_registers = false     keep Q in registers, which relieves shared memory
-//   order_of_groups = free     what warpgroups do in turns: nothing, products, exponentials
+//   order_of_groups = products what warpgroups do in turns: nothing, products, exponentials
 //   rescale = lazy             when outputs follow the running maximum: once it grew, or always
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
 //   section = 1                heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
 //   o_apart = true             outputs leave by room of their own, beside which the next Q comes
+//   values = in_front          who turns values of eight bits into what products read: the blocks, or a launch in front
 //
-// Measured on NVIDIA H200, batch 4, 32 heads, 4096 rows, without a mask: 914.7 us (median), spread 0.2 %,
-// 601.0 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 1.8e-03.
-// Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
+// Measured on NVIDIA H200, batch 4, 32 heads, 4096 rows, without a mask: 884.4 us (median), spread 4.3 %,
+// 621.6 TFLOP/s, 96 registers per thread, occupancy 31 %. Largest error per head against float64: 1.9e-03.
+// Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
 //
@@ -32,10 +33,10 @@
 // Regenerate:
 //
 //     flashgen emit e4m3_d64_h32.cu \
-//         --device h200 --dtype e4m3 --d 64 --heads 32 --family wgmma --set br=192 --set bc=112 \
-//         --set persistent=true --set q_stages=1 --set k_stages=4 --set v_stages=4 \
-//         --set schedule=overlapped --set q_in_registers=false --set order_of_groups=free \
-//         --set rescale=lazy --set poly_exp=0 --set section=1 --set min_blocks=1 --set o_apart=true
+//         --device h200 --dtype e4m3 --d 64 --heads 32 --family wgmma --set br=256 --set bc=64 \
+//         --set persistent=true --set q_stages=1 --set k_stages=3 --set v_stages=3 --set schedule=chained \
+//         --set q_in_registers=false --set order_of_groups=products --set rescale=lazy --set poly_exp=0 \
+//         --set section=1 --set min_blocks=1 --set o_apart=true --set values=in_front
 
 #include <cuda_fp8.h>
 #include <cuda.h>
@@ -51,6 +52,7 @@ struct AttentionArgs {
   const __nv_fp8_e4m3* v;
   __nv_bfloat16* o;
   float* lse;
+  float* workspace;  // for what launches leave each other
   long long q_stride_batch, q_stride_head, q_stride_row;
   long long k_stride_batch, k_stride_head, k_stride_row;
   long long v_stride_batch, v_stride_head, v_stride_row;
@@ -59,11 +61,11 @@ struct AttentionArgs {
   float scale;  // multiplies q k^T: usually 1 / sqrt(head_dim), times the scales of q and k
   float value_scale;  // multiplies o: the scale of v
 };
-static_assert(sizeof(AttentionArgs) == 168, "callers from other languages pack the arguments by hand");
+static_assert(sizeof(AttentionArgs) == 176, "callers from other languages pack the arguments by hand");
 
 // The arrays as the copy engine reads and writes them.
 struct TensorMaps {
-  CUtensorMap q, k, v, o;
+  CUtensorMap q, k, o;
 };
 
 constexpr bool kCausal = FLASHGEN_CAUSAL;
@@ -77,13 +79,13 @@ constexpr int kD = 64;  // head dim of queries and keys
 constexpr int kDv = 64;  // head dim of values and outputs
 constexpr int kVec = 16;  // elements that strides must be multiples of, for the copy engine
 
-constexpr int kBr = 192;  // query rows per tile: 64 for each consumer
-constexpr int kBc = 112;  // keys per tile
-constexpr int kConsumers = 3;  // warpgroups that compute, beside the producer
+constexpr int kBr = 256;  // query rows per tile: 64 for each consumer
+constexpr int kBc = 64;  // keys per tile
+constexpr int kConsumers = 4;  // warpgroups that compute, beside the producer
 constexpr int kWarpgroup = 128;  // threads of a warpgroup
-constexpr int kThreads = 512;
+constexpr int kThreads = 640;
 constexpr int kMaxBlocks = 132;  // that NVIDIA H200 runs at once, each of which takes several tiles
-constexpr int kKStages = 4, kVStages = 4;  // tiles of K and of V in shared memory
+constexpr int kKStages = 3, kVStages = 3;  // tiles of K and of V in shared memory
 constexpr int kQStages = 1;  // Q tiles in shared memory
 
 // A tile in shared memory is made of chunks, whose rows of 128 bytes are swizzled: 128 columns of Q and K, 64 of V
@@ -92,19 +94,17 @@ constexpr int kQkChunk = 128, kChunk = 64;
 constexpr int kDChunks = (kD + kQkChunk - 1) / kQkChunk;
 constexpr int kDvChunks = (kDv + kChunk - 1) / kChunk;
 constexpr int kDSteps = (kD + 31) / 32;  // steps of 32 along the head dim in q k^T
-constexpr int kRawStages = 2;  // tiles of V as they come
-constexpr int kRawChunk = 64;  // columns of V that come side by side, not swizzled
-constexpr int kRawChunks = (kDv + kRawChunk - 1) / kRawChunk;
-constexpr int kConverters = 96;  // threads that turn V into f16: of the warps that copy nothing
+constexpr int kValueThreads = 128;  // of a block that makes a tile of values
 constexpr int kKeySteps = kBc / 16;  // steps of 16 along the keys in p v
 constexpr int kValueTiles = kDv / 8;  // columns of eight in a thread's outputs
 
 // Named barriers of the block, by consumer.
 constexpr int kConsumerBarrier = 1;  // its own
+constexpr int kOrderBarrier = 1 + kConsumers;  // tells it that the one before it has done
 
 constexpr unsigned kQBytes = 64 * kDChunks * kQkChunk * sizeof(Element);  // of one consumer
 constexpr unsigned kKBytes = kBc * kDChunks * kQkChunk * sizeof(Element);
-constexpr unsigned kVBytes = kBc * kRawChunks * kRawChunk * sizeof(Element);
+constexpr unsigned kVBytes = kBc * kDvChunks * kChunk * sizeof(__half);  // in memory, too
 
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
@@ -114,7 +114,6 @@ using QChunk = Element[64 * kQkChunk];  // of the 64 rows of one consumer
 using KChunk = Element[kBc * kQkChunk];
 using OChunk = Output[64 * kChunk];
 using VChunk = __half[kBc * kChunk];
-using RawChunk = Element[kBc * kRawChunk];
 static_assert(sizeof(QChunk) == sizeof(OChunk), "outputs take the place of Q");
 
 struct SharedStorage {
@@ -123,13 +122,24 @@ struct SharedStorage {
   alignas(1024) OChunk o[kConsumers][kDvChunks];
   alignas(1024) KChunk k[kKStages][kDChunks];
   alignas(1024) VChunk v[kVStages][kDvChunks];
-  alignas(128) RawChunk v_raw[kRawStages][kRawChunks];  // of V, on their way
   // A stage is full once its bytes have arrived, and empty once every consumer has done with it.
   Barrier q_full[kQStages][kConsumers], q_empty[kQStages];
   Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
-  Barrier v_raw_full[kRawStages], v_raw_empty[kRawStages];
 };
-static_assert(sizeof(SharedStorage) == 179200, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 115712, "the size that pruning counted on");
+
+// PTX by name; a host compiler that emulates a card brings its own.
+#ifdef __CUDACC__
+// Waits until the launches in front of this one, of the same call, have ended and what they wrote can be read.
+__device__ __forceinline__ void wait_for_earlier_launches() {
+  asm volatile("griddepcontrol.wait;" : : : "memory");
+}
+
+// Lets the next launch begin wherever there is room. It waits for the end of this one itself.
+__device__ __forceinline__ void let_next_launch_begin() {
+  asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+}
+#endif
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
@@ -179,6 +189,11 @@ __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
+// Comes to barrier `id` and goes on.
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
 // Shows ordinary writes to shared memory to the copy engine and the tensor cores.
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
@@ -217,6 +232,15 @@ __device__ __forceinline__ void tma_commit() {
 template <int kGroups>
 __device__ __forceinline__ void tma_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(kGroups) : "memory");
+}
+
+// Brings bytes that lie side by side to shared memory; counts them towards `barrier`.
+__device__ __forceinline__ void bulk_load(void* shared, const void* global, unsigned bytes, Barrier* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+      :
+      : "r"(shared_address(shared)), "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
 }
 
 // Changes how many registers a thread of this warpgroup has, whose four warps all call it.
@@ -286,26 +310,21 @@ __device__ __forceinline__ void hold(float (&registers)[n]) {
 
 // D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. q k^T reads both factors from shared memory,
 // p v has p in registers and v by rows of n.
-__device__ __forceinline__ void wgmma_m64n112k32_e4m3_ss(
-    float (&d)[56], unsigned long long a, unsigned long long b, bool accumulate) {
+__device__ __forceinline__ void wgmma_m64n64k32_e4m3_ss(
+    float (&d)[32], unsigned long long a, unsigned long long b, bool accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      "setp.ne.b32 p, %58, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n112k32.f32.e4m3.e4m3 "
+      "setp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55}, "
-      "%56, %57, p, 1, 1;\n"
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "%32, %33, p, 1, 1;\n"
       "}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55])
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
       : "l"(a), "l"(b), "r"(int(accumulate)));
 }
 
@@ -337,6 +356,18 @@ __device__ __forceinline__ unsigned pack(float first, float second) {
 __device__ __forceinline__ unsigned pack_output(float first, float second) {
   const __nv_bfloat162 both = __floats2bfloat162_rn(first, second);
   return reinterpret_cast<const unsigned&>(both);
+}
+
+// Stores sixteen numbers of a row of V as f16: two pieces of a swizzled row, of which `place` is the first.
+__device__ __forceinline__ void store_halves(__half* row, int place, const uint4& sixteen) {
+  unsigned halves[4][2];
+  e4m3_to_halves(halves[0], sixteen.x);
+  e4m3_to_halves(halves[1], sixteen.y);
+  e4m3_to_halves(halves[2], sixteen.z);
+  e4m3_to_halves(halves[3], sixteen.w);
+  uint4* const pieces = reinterpret_cast<uint4*>(row);
+  pieces[place] = make_uint4(halves[0][0], halves[0][1], halves[1][0], halves[1][1]);
+  pieces[place ^ 1] = make_uint4(halves[2][0], halves[2][1], halves[3][0], halves[3][1]);
 }
 
 // What wgmma reads from `start` on: rows of 128 bytes, swizzled, groups of eight rows one after the other; chunks of 64
@@ -513,7 +544,7 @@ __device__ __forceinline__ void start_qk(
 #pragma unroll
   for (int step = 0; step < kDSteps; ++step) {
     const unsigned long long k_step = step_of_columns<KChunk>(k, step);
-    wgmma_m64n112k32_e4m3_ss(s, step_of_columns<QChunk>(q, step), k_step, step > 0);
+    wgmma_m64n64k32_e4m3_ss(s, step_of_columns<QChunk>(q, step), k_step, step > 0);
   }
   wgmma_commit();
 }
@@ -535,6 +566,15 @@ __device__ __forceinline__ void negate_q(QChunk* q, int consumer) {
   for (int i = threadIdx.x % kWarpgroup; i < kDChunks * 64 * kQkChunk / 4; i += kWarpgroup) fours[i] ^= 0x80808080u;
   fence_proxy_async();
   named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
+}
+
+// An ordered barrier: consumers compute products one after the other, so that one's softmax runs beside
+// another's products.
+__device__ __forceinline__ void order_wait(int consumer) {
+  named_barrier_sync(kOrderBarrier + consumer, 2 * kWarpgroup);
+}
+__device__ __forceinline__ void order_arrive(int consumer) {
+  named_barrier_arrive(kOrderBarrier + (consumer + 1) % kConsumers, 2 * kWarpgroup);
 }
 
 // Where the log-sum-exps of a tile's head start.
@@ -691,13 +731,18 @@ __device__ __forceinline__ void load_keys(
   }
 }
 
+// Where a tile of a head's values is, which a launch in front leaves.
+__device__ __forceinline__ VChunk* values_of(const AttentionArgs& args, int batch, int head, int tile) {
+  unsigned char* const values = reinterpret_cast<unsigned char*>(args.workspace);
+  const long long tiles = (args.seqlen_k + kBc - 1) / kBc;
+  return reinterpret_cast<VChunk*>(
+      values + ((static_cast<long long>(batch) * args.num_kv_heads + head) * tiles + tile) * kVBytes);
+}
+
 // Starts to bring a tile of V, counting its bytes towards `full`.
 __device__ __forceinline__ void load_values(
-    RawChunk* v, const TensorMaps& maps, Barrier* full, int first_key, const KeySource& source) {
-#pragma unroll 1
-  for (int i = 0; i < kRawChunks; ++i) {
-    tma_load(v[i], &maps.v, full, i * kRawChunk, first_key, source.kv_head, source.batch);
-  }
+    VChunk* v, const AttentionArgs& args, Barrier* full, int tile, const KeySource& source) {
+  bulk_load(v, values_of(args, source.batch, source.kv_head, tile), kVBytes, full);
 }
 
 // Brings one tile's Q, and the K and V that it sees, to shared memory as stages become empty. From the last keys to
@@ -705,7 +750,7 @@ __device__ __forceinline__ void load_values(
 // consumer need not wait for the others' Q.
 __device__ __forceinline__ void produce_tile(
     const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, const Tile& tile,
-    PipelineState<kQStages>& q_pipe, PipelineState<kKStages>& k_pipe, PipelineState<kRawStages>& v_pipe) {
+    PipelineState<kQStages>& q_pipe, PipelineState<kKStages>& k_pipe, PipelineState<kVStages>& v_pipe) {
   const auto produce_q = [&](int consumer) {
     Barrier* const full = &smem.q_full[q_pipe.stage][consumer];
     barrier_expect(full, kQBytes);
@@ -727,50 +772,10 @@ __device__ __forceinline__ void produce_tile(
   q_pipe.advance();
   for (int n = tile.last_tile - 1; n >= tile.first_tile; --n) {
     if (n > tile.first_tile) produce_k(n - 1);
-    Barrier* const full = &smem.v_raw_full[v_pipe.stage];
-    barrier_wait(&smem.v_raw_empty[v_pipe.stage], v_pipe.phase ^ 1);
-    barrier_expect(full, kVBytes);
-    load_values(smem.v_raw[v_pipe.stage], maps, full, n * kBc, source);
-    v_pipe.advance();
-  }
-}
-
-// Turns the tiles of V that a tile of rows sees into f16, which wgmma can read by rows of keys. Four threads share a
-// row of a chunk, sixteen numbers each; eight threads write to all banks.
-__device__ __forceinline__ void convert_values(
-    SharedStorage& smem, const Tile& tile, int converter, PipelineState<kRawStages>& raw_pipe,
-    PipelineState<kVStages>& v_pipe) {
-  constexpr int kRows = kConverters / 4;
-  static_assert(kRows % 8 == 0, "all rows of a thread are swizzled alike");
-  const int first_row = converter / 4, column = converter % 4 * 16;
-  const int place = column / 8 ^ first_row % 8;  // of its first eight numbers, the others are its neighbour
-  for (int n = tile.last_tile; n > tile.first_tile; --n) {
-    barrier_wait(&smem.v_raw_full[raw_pipe.stage], raw_pipe.phase);
+    Barrier* const full = &smem.v_full[v_pipe.stage];
     barrier_wait(&smem.v_empty[v_pipe.stage], v_pipe.phase ^ 1);
-#pragma unroll 1
-    for (int c = 0; c < kDvChunks; ++c) {
-      const Element* source = smem.v_raw[raw_pipe.stage][c * kChunk / kRawChunk] + c * kChunk % kRawChunk + column;
-      __half* target = smem.v[v_pipe.stage][c];
-#pragma unroll 4
-      for (int row = first_row; row < kBc; row += kRows) {
-        const uint4 sixteen = *reinterpret_cast<const uint4*>(source + row * kRawChunk);
-        unsigned halves[4][2];
-        e4m3_to_halves(halves[0], sixteen.x);
-        e4m3_to_halves(halves[1], sixteen.y);
-        e4m3_to_halves(halves[2], sixteen.z);
-        e4m3_to_halves(halves[3], sixteen.w);
-        uint4* pieces = reinterpret_cast<uint4*>(target + row * kChunk);
-        pieces[place] = make_uint4(halves[0][0], halves[0][1], halves[1][0], halves[1][1]);
-        pieces[place ^ 1] = make_uint4(halves[2][0], halves[2][1], halves[3][0], halves[3][1]);
-      }
-    }
-    fence_proxy_async();
-    __syncwarp();
-    if (converter % 32 == 0) {
-      barrier_arrive(&smem.v_full[v_pipe.stage]);
-      barrier_arrive(&smem.v_raw_empty[raw_pipe.stage]);
-    }
-    raw_pipe.advance();
+    barrier_expect(full, kVBytes);
+    load_values(smem.v[v_pipe.stage], args, full, n, source);
     v_pipe.advance();
   }
 }
@@ -811,6 +816,8 @@ __device__ __forceinline__ void consume_tile(
   constexpr int kNextK = sizeof(smem.k[0]) >> 4, kNextV = sizeof(smem.v[0]) >> 4;  // as descriptors count
   for (int n = tile.last_tile; n > last_tile; --n) {
     // Keys that only other consumers see.
+    order_wait(consumer);
+    order_arrive(consumer);
     barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
     named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);  // no warp may fall behind by a phase
     if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
@@ -825,7 +832,9 @@ __device__ __forceinline__ void consume_tile(
     float s[kBc / 2], rescale[2];
     unsigned p[kKeySteps][4];
     barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+    order_wait(consumer);
     start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
+    order_arrive(consumer);
     wgmma_wait<0>();
     hold(s);
     if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
@@ -836,31 +845,28 @@ __device__ __forceinline__ void consume_tile(
     raise_maximum(s, softmax, rescale, scale);
     weigh(s, softmax, scale);
     pack_weights(s, p);
-    if (n > first_tile) barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
 #pragma unroll 1
     for (--n; n >= first_tile; --n) {
-      // The next weights are made while these outputs are multiplied.
-      start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
+      // The next scores follow these outputs through the tensor cores without a gap.
       barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
+      order_wait(consumer);
       start_pv(o, p, v_desc + v_pipe.stage * kNextV);
-      const int v_stage = v_pipe.stage;
-      v_pipe.advance();
+      barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+      start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
+      order_arrive(consumer);
       wgmma_wait<1>();
+      hold(o);
+      if (leader) barrier_arrive(&smem.v_empty[v_pipe.stage]);
+      v_pipe.advance();
+      wgmma_wait<0>();
       hold(s);
       if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
       if (leader && n == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);
       k_pipe.advance();
       if (n >= first_partial) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
-      const bool grown = raise_maximum(s, softmax, rescale, scale);
+      if (raise_maximum(s, softmax, rescale, scale)) rescale_output(o, rescale);
       weigh(s, softmax, scale);
-      // Sums are never negative. Asked for here, they keep the compiler from making weights after the outputs.
-      const bool positive = !(softmax.sum[0] + softmax.sum[1] < 0.0f);
-      if (n > first_tile && positive) barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
-      wgmma_wait<0>();
-      hold(o);
-      if (leader) barrier_arrive(&smem.v_empty[v_stage]);
       pack_weights(s, p);
-      if (grown) rescale_output(o, rescale);
     }
     barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
     start_pv(o, p, v_desc + v_pipe.stage * kNextV);
@@ -906,10 +912,33 @@ __device__ __forceinline__ void consume_tile(
   q_pipe.advance();
 }
 
+// Turns values into f16, which wgmma can read by rows of keys. A block does a tile, a thread sixteen columns at a time.
+extern "C" __global__ void __launch_bounds__(kValueThreads)
+    attention_e4m3_d64_walked_tiles(const AttentionArgs args) {
+  let_next_launch_begin();
+  const int tiles = (args.seqlen_k + kBc - 1) / kBc;
+  const int tile = int(blockIdx.x) % tiles, head = int(blockIdx.x) / tiles % args.num_kv_heads;
+  const int batch = int(blockIdx.x) / tiles / args.num_kv_heads;
+  const int first_key = tile * kBc;
+  const Element* const source =
+      args.v + batch * args.v_stride_batch + head * args.v_stride_head + first_key * args.v_stride_row;
+  VChunk* const target = values_of(args, batch, head, tile);
+  constexpr int kPieces = kDv / 16;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < kBc * kPieces; i += kValueThreads) {
+    const int row = i / kPieces, column = i % kPieces * 16;
+    const uint4 sixteen = first_key + row < args.seqlen_k
+                              ? *reinterpret_cast<const uint4*>(source + row * args.v_stride_row + column)
+                              : make_uint4(0, 0, 0, 0);
+    store_halves(target[column / kChunk] + row * kChunk, column % kChunk / 8 ^ row % 8, sixteen);
+  }
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_e4m3_d64_kernel(const AttentionArgs args, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
+  wait_for_earlier_launches();
   // Read from one lane, so that the compiler knows it to be the same in all.
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
@@ -922,12 +951,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       barrier_init(&smem.k_empty[i], kConsumers);
     }
     for (int i = 0; i < kVStages; ++i) {
-      barrier_init(&smem.v_full[i], kConverters / 32);
+      barrier_init(&smem.v_full[i], 1);
       barrier_init(&smem.v_empty[i], kConsumers);
-    }
-    for (int i = 0; i < kRawStages; ++i) {
-      barrier_init(&smem.v_raw_full[i], 1);
-      barrier_init(&smem.v_raw_empty[i], kConverters / 32);
     }
     fence_barrier_init();
   }
@@ -936,24 +961,19 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   PipelineState<kQStages> q_pipe;
   PipelineState<kKStages> k_pipe;
   PipelineState<kVStages> v_pipe;
-  PipelineState<kRawStages> raw_pipe;
   if (warp < 4) {
-    give_registers<56>();
+    give_registers<24>();
     if (warp == 0 && elect_one()) {
       prefetch_map(&maps.q);
       prefetch_map(&maps.k);
-      prefetch_map(&maps.v);
       for_each_tile(args, [&](const Tile& tile) {
-        produce_tile(args, maps, smem, tile, q_pipe, k_pipe, raw_pipe);
+        produce_tile(args, maps, smem, tile, q_pipe, k_pipe, v_pipe);
       });
     }
-    const int converter = int(threadIdx.x) - (kWarpgroup - kConverters);
-    if (converter >= 0) {
-      for_each_tile(args, [&](const Tile& tile) { convert_values(smem, tile, converter, raw_pipe, v_pipe); });
-    }
   } else {
-    take_registers<152>();
+    take_registers<112>();
     const int consumer = warp / 4 - 1;
+    if (consumer == kConsumers - 1) order_arrive(consumer);
     for_each_tile(args, [&](const Tile& tile) {
       consume_tile(args, maps, smem, tile, consumer, q_pipe, k_pipe, v_pipe);
     });
@@ -991,25 +1011,47 @@ static cudaError_t encode_map(
   return status == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-// Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
-// suit 16-byte accesses, cudaErrorInvalidValue for a shape or stride the kernel does not serve.
-extern "C" int attention_e4m3_d64(const AttentionArgs* args, cudaStream_t stream) {
-  if (args->batch < 0 || args->num_q_heads < 0 || args->num_kv_heads < 1 ||
-      args->num_q_heads % args->num_kv_heads != 0 || args->seqlen_q < 0 || args->seqlen_k < 0) {
-    return cudaErrorInvalidValue;
-  }
-  const long long strides[] = {args->q_stride_batch, args->q_stride_head, args->q_stride_row,
-                               args->k_stride_batch, args->k_stride_head, args->k_stride_row,
-                               args->v_stride_batch, args->v_stride_head, args->v_stride_row,
-                               args->o_stride_batch, args->o_stride_head, args->o_stride_row};
-  for (const long long stride : strides) {
-    if (stride % kVec != 0) return cudaErrorMisalignedAddress;
-  }
-  const void* const pointers[] = {args->q, args->k, args->v, args->o};
-  for (const void* pointer : pointers) {
-    const auto address = reinterpret_cast<unsigned long long>(pointer);
-    if (address % (kVec * sizeof(__nv_fp8_e4m3)) != 0) return cudaErrorMisalignedAddress;
-  }
+// Returns how many bytes args->workspace must have room for.
+extern "C" long long attention_e4m3_d64_workspace_bytes(const AttentionArgs* args) {
+  const long long batch = args->batch, num_kv_heads = args->num_kv_heads;
+  const long long seqlen_k = args->seqlen_k;
+  return 4 * ((batch * num_kv_heads * ((seqlen_k + 63) / 64) * 2048 + 63) / 64 * 64);
+}
+
+// How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
+// itself; the first waits for whatever was launched before the call.
+static cudaLaunchConfig_t configure(unsigned blocks, unsigned threads, size_t smem_bytes, cudaStream_t stream,
+                                    cudaLaunchAttribute& attribute, bool& begun) {
+  attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = begun;
+  begun = true;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = smem_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return config;
+}
+
+static int launch_walked_tiles(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
+  const long long batch = args->batch, num_kv_heads = args->num_kv_heads;
+  const long long seqlen_k = args->seqlen_k;
+  const long long blocks = (seqlen_k + kBc - 1) / kBc * num_kv_heads * batch;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  constexpr size_t smem_bytes = 16;
+  const cudaError_t status =
+      cudaFuncSetAttribute(attention_e4m3_d64_walked_tiles, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (status != cudaSuccess) return status;
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(unsigned(blocks), 128, smem_bytes, stream, attribute, begun);
+  return cudaLaunchKernelEx(&config, attention_e4m3_d64_walked_tiles, *args);
+}
+
+static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
   const long long batch = args->batch, num_q_heads = args->num_q_heads;
   const long long seqlen_q = args->seqlen_q;
   const long long blocks = (seqlen_q + kBr - 1) / kBr * num_q_heads * batch;
@@ -1024,14 +1066,9 @@ extern "C" int attention_e4m3_d64(const AttentionArgs* args, cudaStream_t stream
   if (q_status != cudaSuccess) return q_status;
   const cudaError_t k_status = encode_map(
       &maps.k, any_keys ? args->k : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 128, 112,
+      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 128, 64,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (k_status != cudaSuccess) return k_status;
-  const cudaError_t v_status = encode_map(
-      &maps.v, any_keys ? args->v : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 112,
-      CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
-  if (v_status != cudaSuccess) return v_status;
   const cudaError_t o_status = encode_map(
       &maps.o, args->o, {kDv, args->seqlen_q, args->num_q_heads, args->batch},
       {args->o_stride_row, args->o_stride_head, args->o_stride_batch}, 64, 64,
@@ -1041,10 +1078,38 @@ extern "C" int attention_e4m3_d64(const AttentionArgs* args, cudaStream_t stream
   const cudaError_t status =
       cudaFuncSetAttribute(attention_e4m3_d64_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
-  void* parameters[] = {const_cast<AttentionArgs*>(args), &maps};
   const unsigned grid = unsigned(blocks < kMaxBlocks ? blocks : kMaxBlocks);
-  return cudaLaunchKernel(attention_e4m3_d64_kernel, dim3(grid), dim3(kThreads), parameters,
-                          smem_bytes, stream);
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(grid, kThreads, smem_bytes, stream, attribute, begun);
+  return cudaLaunchKernelEx(&config, attention_e4m3_d64_kernel, *args, maps);
+}
+
+// Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
+// suit 16-byte accesses, cudaErrorInvalidValue for a shape or stride the kernel does not serve.
+extern "C" int attention_e4m3_d64(const AttentionArgs* args, cudaStream_t stream) {
+  if (args->batch < 0 || args->num_q_heads < 0 || args->num_kv_heads < 1 ||
+      args->num_q_heads % args->num_kv_heads != 0 || args->seqlen_q < 0 || args->seqlen_k < 0) {
+    return cudaErrorInvalidValue;
+  }
+  if (args->workspace == nullptr || reinterpret_cast<unsigned long long>(args->workspace) % 16 != 0) {
+    return cudaErrorInvalidValue;
+  }
+  const long long strides[] = {args->q_stride_batch, args->q_stride_head, args->q_stride_row,
+                               args->k_stride_batch, args->k_stride_head, args->k_stride_row,
+                               args->v_stride_batch, args->v_stride_head, args->v_stride_row,
+                               args->o_stride_batch, args->o_stride_head, args->o_stride_row};
+  for (const long long stride : strides) {
+    if (stride % kVec != 0) return cudaErrorMisalignedAddress;
+  }
+  const void* const pointers[] = {args->q, args->k, args->v, args->o};
+  for (const void* pointer : pointers) {
+    const auto address = reinterpret_cast<unsigned long long>(pointer);
+    if (address % (kVec * sizeof(__nv_fp8_e4m3)) != 0) return cudaErrorMisalignedAddress;
+  }
+  bool begun = false;  // by a launch
+  if (const int status = launch_walked_tiles(args, stream, begun)) return status;
+  if (const int status = launch_kernel(args, stream, begun)) return status;
+  return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "e4m3", "batch": 4, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"pack_heads": false, "br": 192, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 112, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "weights": "f16", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "k_stages": 4, "v_stages": 4, "summed_columns": 0, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_e4m3_d64", "launches": [{"threads": 512, "smem_bytes": 179200, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 112, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 112, "columns": 64, "swizzle": 16, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "0b1c21c10c05376d", "figures": [1496, 918]}
+// flashgen: {"problem": {"dtype": "e4m3", "batch": 4, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"pack_heads": false, "br": 256, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 64, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "weights": "f16", "values": "in_front", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "k_stages": 3, "v_stages": 3, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_e4m3_d64", "launches": [{"threads": 128, "smem_bytes": 16, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "walked_tiles", "of_keys": true}, {"threads": 640, "smem_bytes": 115712, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "cd0fb4a7e9dd1faa", "figures": [1617, 939]}

@@ -136,6 +136,8 @@ KERNELS: tuple[Tuned, ...] = (
             "o_apart": True,
             "p_in_shared": False,
             "weights": "f16",
+            "values": "in_place",
+            "promotion": "tiles",
             "bias_stages": 2,
             "bias_heads": 2,
             "seen_bits": False,

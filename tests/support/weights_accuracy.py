@@ -31,6 +31,10 @@ KERNELS = {
         Problem(dtype="e4m3", precision=EIGHT, head_dim=HEAD_DIM),
         Wgmma(br=64, bc=128, weights="e4m3"),
     ),
+    "segments": (
+        Problem(dtype="e4m3", precision=EIGHT, head_dim=HEAD_DIM),
+        Wgmma(br=64, bc=128, weights="e4m3", values="in_front", promotion="segments"),
+    ),
 }
 
 

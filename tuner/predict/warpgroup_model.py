@@ -169,7 +169,7 @@ def predict_groups(
     in_front = work.bytes_in_front / (1e3 * limits.dram_gbps * coefficients.dram_efficiency)
     in_front += work.launches_in_front * next_launch_us(limits)
     if in_front:
-        parts["splitting in front"] = in_front
+        parts["launches in front"] = in_front
     return Prediction(
         median_us=busy + combining + in_front + coefficients.launch_us,
         limiter=max(parts, key=lambda name: parts[name]),

@@ -22,7 +22,9 @@ keys, and weights in f16 lose nothing worth mention, where in e4m3 they keep fou
 ``eight`` is asked for, they may be of e4m3 (``weights``): then both products are of eight bits, and the same
 warps transpose values, sixteen columns of 32 keys at a time, by matrices of pairs of bytes. The order of keys
 that this leaves is that in which a thread has the weights. Of sums of such products the tensor cores keep
-fourteen bits, so that a tile's outputs are summed apart, in as many registers again.
+fourteen bits, so that a tile's outputs are summed apart, in as many registers again. Either way values may
+instead be turned once for all blocks, by a launch in front (``values``), into tiles that lie in memory as
+products read them: of long rows, each block would else turn the same ones again.
 
 Biases and boolean masks that scores meet at their own row and key come by the copy engine as well, to stages
 of their own (``bias_stages``), told by a warp that has nothing else to copy. Where heads share a bias, the
@@ -45,7 +47,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ...expression import loads_of
+from ...expression import Constant, loads_of
 from ...handover.split_tiles import (
     ARRAYS_OF_OUTPUTS,
     TILE_ROWS,
@@ -54,7 +56,8 @@ from ...handover.split_tiles import (
     walked_regions,
     walked_tile_launches,
 )
-from ...handover.workspace import Workspace
+from ...handover.value_tiles import VALUE_TILE_THREADS, value_regions, value_tile_launch
+from ...handover.workspace import Region, Workspace
 from ...launch import MAIN_ROLE, Launch
 from ...layout import DENSE, PACKED, PACKED_PAGED, PAGED
 from ...limits import DeviceLimits
@@ -74,7 +77,7 @@ from ..arithmetic import (
 )
 from .advice import AdvisedParameters
 from .caps import cap_in_exponents
-from .parameters import is_split
+from .parameters import SEGMENT_KEYS, is_split
 from .ramps import change_of_tiles
 from .registers import (
     CONVERTED_TOGETHER,
@@ -94,6 +97,7 @@ from .shared_memory import (
     raw_chunks,
     tensor_maps,
     tiles_ahead,
+    value_bytes,
 )
 
 
@@ -117,9 +121,10 @@ class Wgmma(AdvisedParameters):
             return "families/wgmma/split_in_front_f32.cu.jinja"
         if is_split(problem):
             return "families/wgmma/split_f32.cu.jinja"
-        if self.has_small_weights():
-            return "families/wgmma/e4m3_weights.cu.jinja"
-        return "families/wgmma/fp8.cu.jinja" if problem.has_scales else self.template
+        if not problem.has_scales:
+            return self.template
+        file = "e4m3_weights" if self.has_small_weights() else "fp8"
+        return f"families/wgmma/{file}{'_in_front' if self.turns_values_in_front else ''}.cu.jinja"
 
     def smem_bytes(self, problem: Problem, limits: DeviceLimits) -> int:
         return bytes_of_storage(self, problem, tiles_ahead(self, problem, limits))
@@ -155,14 +160,25 @@ class Wgmma(AdvisedParameters):
 
     def launches(self, problem: Problem, limits: DeviceLimits) -> tuple[Launch, ...]:
         made = super().launches(problem, limits)
-        if not self.splits_in_front:
-            return made
+        in_front = ()
+        if self.splits_in_front:
+            in_front = walked_tile_launches(self.bc)
+        elif self.turns_values_in_front:
+            in_front = (value_tile_launch(self.bc),)
         main = next(i for i, each in enumerate(made) if each.role == MAIN_ROLE)
-        return (*made[:main], *walked_tile_launches(self.bc), *made[main:])
+        return (*made[:main], *in_front, *made[main:])
 
     def workspace_of(self, problem: Problem, main: Launch) -> Workspace | None:
         if self.splits_in_front:
             return Workspace(walked_regions(self.bc, qk_chunks(problem), chunks(problem.head_dim_v)))
+        regions: tuple[Region, ...] = ()
+        if self.keeps_sums():
+            floats = (main.max_blocks or 0) * self.kept_floats(problem)
+            regions += (Region("o_sums", Constant(floats), "outputs so far"),)
+        if self.turns_values_in_front:
+            regions += value_regions(self.bc, value_bytes(self, problem))
+        if regions:
+            return Workspace(regions)
         return super().workspace_of(problem, main)
 
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
@@ -216,4 +232,6 @@ class Wgmma(AdvisedParameters):
             "raw_columns": raw_chunks(self, problem)[1],
             "converters": CONVERTERS,
             "converted_together": CONVERTED_TOGETHER,
+            "value_threads": VALUE_TILE_THREADS,
+            "summed_tiles": max(1, SEGMENT_KEYS // self.bc),
         }

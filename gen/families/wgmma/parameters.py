@@ -22,6 +22,9 @@ OVERLAPPED, CHAINED = "overlapped", "chained"
 F16, E4M3 = "f16", "e4m3"
 ROWS, HEADS, TILES = "rows", "heads", "tiles"
 IN_PLACE, IN_FRONT = "in_place", "in_front"
+SEGMENTS = "segments"
+#: Keys of a segment: of values of one sign tensor cores cut off less than a hundredth of their sum.
+SEGMENT_KEYS = 2048
 #: How hyperbolic tangents of scores are taken.
 POLYNOMIAL, UNIT, MIXED, CUBIC, QUINTIC = "polynomial", "unit", "mixed", "cubic", "quintic"
 
@@ -60,6 +63,18 @@ class Parameters(Variant):
         F16,
         E4M3,
         doc="what weights are, and values as products read them, of inputs of eight bits",
+        implied=True,
+    )
+    values: str = param(
+        IN_PLACE,
+        IN_FRONT,
+        doc="who turns values of eight bits into what products read: the blocks, or a launch in front",
+        implied=True,
+    )
+    promotion: str = param(
+        TILES,
+        SEGMENTS,
+        doc="whose outputs of eight bits the tensor cores sum: a tile's, or those of 2048 keys",
         implied=True,
     )
     bias_stages: int = param(
@@ -139,6 +154,20 @@ class Parameters(Variant):
     def has_small_weights(self) -> bool:
         """Tells whether weights are of eight bits, so that products want values transposed."""
         return self.weights == E4M3
+
+    @property
+    def turns_values_in_front(self) -> bool:
+        """Whether a launch in front leaves values as products read them, which blocks copy as they lie."""
+        return self.values == IN_FRONT
+
+    def keeps_sums(self) -> bool:
+        """Whether sums of several tiles' outputs wait in memory for the others."""
+        return self.promotion == SEGMENTS
+
+    def kept_floats(self, problem: Problem) -> int:
+        """Returns the words of sums that a block leaves for itself: of each thread's two rows outputs of 16
+        bits, in eights, and as much of maxima."""
+        return self.consumers * GROUP * 4 * (problem.head_dim_v // 16 + 1)
 
     @property
     def splits_in_front(self) -> bool:

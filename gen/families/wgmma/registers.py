@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...limits import WARP, DeviceLimits
 from ...problem import Problem
-from .parameters import CHAINED, Parameters, is_split
+from .parameters import CHAINED, OVERLAPPED, Parameters, is_split
 from .shared_memory import CHUNK
 
 #: Warps of the producer that convert or split what comes: all but the one that copies.
@@ -43,6 +43,8 @@ def producer_registers(variant: Parameters, problem: Problem, limits: DeviceLimi
     """Returns what a thread of the producer keeps of what the launch gives."""
     if is_split(problem):
         return _finding_registers(variant, limits) if variant.splits_in_front else SPLITTING_REGISTERS
+    if variant.turns_values_in_front:
+        return COPYING_REGISTERS
     if variant.has_small_weights():
         many, few = TRANSPOSING_REGISTERS
         return many if needed_registers(variant, problem) <= _left(variant, limits, many) else few
@@ -116,6 +118,10 @@ def needed_registers(variant: Parameters, problem: Problem) -> int:
     if variant.has_small_weights():
         # Blocks that stay keep their place among tiles of different lengths.
         rest = 28 if variant.persistent and problem.causal else 24
-        weights, outputs = variant.bc // 8, 2 * outputs
+        # And, where wide outputs are kept, which of them are.
+        plain = variant.schedule == OVERLAPPED and variant.rescale == "lazy"
+        wide = problem.head_dim_v > NARROW_ROWS
+        rest += 8 if variant.keeps_sums() and problem.causal and wide and not plain else 0
+        weights, outputs = variant.bc // 8, outputs if variant.keeps_sums() else 2 * outputs
     rest += queries + descriptors + (4 if variant.poly_exp else 0)
     return outputs + variant.bc // 2 + weights + rest

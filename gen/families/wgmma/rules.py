@@ -82,6 +82,30 @@ class RuledParameters(Parameters):
             )
         return None
 
+    @rule("combination", after="values")
+    def _what_is_turned_in_front(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if not self.turns_values_in_front:
+            return None
+        if not problem.has_scales:
+            return f"values={self.values}: products read those of {problem.dtype} as they are"
+        return self._lies_whole(problem, f"values={self.values}")
+
+    def _lies_whole(self, problem: Problem, what: str) -> str | None:
+        """Why launches in front cannot leave tiles for all blocks."""
+        if problem.layout is not DENSE or problem.append is not None:
+            return f"{what}: made for queries and keys that lie there whole, with one length each"
+        return None
+
+    @rule("combination", after="promotion")
+    def _sums_are_kept(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if not self.keeps_sums():
+            return None
+        if not self.has_small_weights():
+            return f"promotion={self.promotion}: sums of weights={self.weights} lose nothing"
+        if not self.persistent:
+            return f"promotion={self.promotion}: room for sums is that of blocks that stay"
+        return None
+
     @rule("combination", after="bias_stages")
     def _arrays_are_there(self, problem: Problem, limits: DeviceLimits) -> str | None:
         reason = self.bias_stages and why_not_staged(problem)
@@ -127,9 +151,7 @@ class RuledParameters(Parameters):
             return None
         if not is_split(problem):
             return f"split={self.split}: {problem.dtype} is not split"
-        if problem.layout is not DENSE or problem.append is not None:
-            return f"split={self.split}: made for queries and keys that lie there whole, with one length each"
-        return None
+        return self._lies_whole(problem, f"split={self.split}")
 
     @rule("combination", after="summed_columns")
     def _columns_are_summed_apart(self, problem: Problem, limits: DeviceLimits) -> str | None:

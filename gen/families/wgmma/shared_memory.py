@@ -51,6 +51,8 @@ def raw_chunks(variant: Parameters, problem: Problem) -> tuple[int, int]:
 def value_bytes(variant: Parameters, problem: Problem) -> int:
     """Returns the bytes of a tile of values as products read it: of each key rows of 16 bits, or of each
     column its keys of eight."""
+    if variant.has_small_weights() and variant.turns_values_in_front:
+        return variant.bc * problem.head_dim_v
     if variant.has_small_weights():
         return CHUNK_BYTES * problem.head_dim_v * -(-variant.bc // CHUNK_BYTES)
     return CHUNK_BYTES * variant.bc * chunks(problem.head_dim_v)
@@ -74,7 +76,7 @@ def bytes_of_storage(variant: Parameters, problem: Problem, ahead: int = 0) -> i
             barriers += variant.k_stages + variant.v_stages
     else:
         tiles = bytes_of_tiles(variant, problem)
-    if problem.has_scales:
+    if problem.has_scales and not variant.turns_values_in_front:
         count, columns = raw_chunks(variant, problem)
         tiles += RAW_STAGES * count * columns * variant.bc
         barriers += 2 * RAW_STAGES
@@ -134,6 +136,8 @@ def tensor_maps(variant: Parameters, problem: Problem) -> tuple[TensorMap, ...]:
         swizzle = CHUNK_BYTES if variant.has_small_weights() else 16
         values = TensorMap("v", share, raw_chunks(variant, problem)[1], swizzle=swizzle)
     factors = (TensorMap("k", share, columns), values)
+    if variant.turns_values_in_front:
+        factors = factors[:1]
     if not variant.pack_heads:  # whose rows lie apart
         factors = (TensorMap("q", GROUP_ROWS, columns), *factors)
     # Of float32, packed heads and split keys each thread writes what it has.

@@ -22,7 +22,7 @@ from ...work import Counts, Walk, Work, count_work, heads_alike, sequences_alone
 from ..scoring_work import array_counts, pair_counts
 from .caps import cap_in_exponents
 from .family import Wgmma
-from .parameters import GROUP, GROUP_ROWS, MIXED, POLYNOMIAL, PRODUCTS, UNIT
+from .parameters import GROUP, GROUP_ROWS, MIXED, POLYNOMIAL, PRODUCTS, SEGMENT_KEYS, UNIT
 from .ramps import change_of_tiles, ramp_columns
 from .registers import SPLITTERS
 from .shared_memory import CHUNK, UNIT_ROWS, chunks, partial_bytes, qk_chunks, tensor_maps, tiles_ahead
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 #: Operations of one SM's tensor cores per clock: a warpgroup's 64 x n x 16 product takes n / 2 clocks.
 WGMMA_FLOPS_PER_CLOCK = 4096
+#: Issue slots that a thread takes for each output that it leaves and finds again: packed, stored and loaded
+#: with seven others, multiplied and added, and zero.
+KEEPING_SLOTS = 3.25
 #: Products of float32 in two parts each, but for that of the small ones.
 PARTS_PRODUCTS = 3
 #: Columns that come together, and how many such boxes of rows that share a unit a warp holds at a time.
@@ -131,7 +134,7 @@ class GroupWork(Work):
     late_outputs: float = 0.0
     """Part of a tile's outputs whose products a warpgroup starts only once others of them have ended."""
     launches_in_front: int = 0
-    """Launches that split float32 before blocks read it."""
+    """Launches that split float32, or turn values of eight bits, before blocks read them."""
     bytes_in_front: float = 0.0
     """Bytes that they read and write."""
     asked_slots: float = 0.0
@@ -188,14 +191,20 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
     ramp = ramp_columns(problem)
     factor_bytes += 2 * bc * ramp
     weight_bytes = item * 2 * GROUP_ROWS * bc if variant.p_in_shared else 0  # written and read
-    if problem.has_scales:
+    in_front = variant.turns_values_in_front
+    if problem.has_scales and not in_front:
         # Of values, read as they came and written as f16, or transposed.
         weight_bytes = (1 + value_size) * bc * dv / groups
     products = 1
     split: dict[str, Any] = {}
     if variant.has_small_weights():
+        split["split_slots"] = KEEPING_SLOTS * dv / 2 * bc / SEGMENT_KEYS if variant.keeps_sums() else dv / 2
+    if variant.has_small_weights() and not in_front:
         blocks = bc / TRANSPOSED_KEYS * dv / TRANSPOSED_COLUMNS
-        split = {"split_slots": dv / 2, "splitter_slots": blocks * TRANSPOSING_SLOTS / (4 * groups)}
+        split["splitter_slots"] = blocks * TRANSPOSING_SLOTS / (4 * groups)
+    if in_front:
+        values = problem.batch * problem.num_kv_heads * problem.seqlen_k * dv
+        split |= {"launches_in_front": 1, "bytes_in_front": (1 + value_size) * values}
     if problem.dtype == "f32":
         products, score_size = PARTS_PRODUCTS, 1.0
         factor_bytes = PARTS_PRODUCTS * 2 * (bc * dv + d * (bc + GROUP_ROWS))
@@ -221,7 +230,7 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
         walks=walks,
         heads=heads,
         heads_together=min(heads, variant.section) if variant.section else heads,
-        tile_bytes=item * bc * (problem.head_dim + dv) / variant.cluster,
+        tile_bytes=bc * (item * problem.head_dim + (value_size if in_front else item) * dv) / variant.cluster,
         copies=_copies(variant, problem),
         finds_pages=problem.layout.is_paged,
         cluster=variant.cluster * variant.bias_heads * variant.splits,

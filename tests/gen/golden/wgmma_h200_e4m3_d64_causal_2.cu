@@ -336,6 +336,18 @@ __device__ __forceinline__ unsigned pack_output(float first, float second) {
   return reinterpret_cast<const unsigned&>(both);
 }
 
+// Stores sixteen numbers of a row of V as f16: two pieces of a swizzled row, of which `place` is the first.
+__device__ __forceinline__ void store_halves(__half* row, int place, const uint4& sixteen) {
+  unsigned halves[4][2];
+  e4m3_to_halves(halves[0], sixteen.x);
+  e4m3_to_halves(halves[1], sixteen.y);
+  e4m3_to_halves(halves[2], sixteen.z);
+  e4m3_to_halves(halves[3], sixteen.w);
+  uint4* const pieces = reinterpret_cast<uint4*>(row);
+  pieces[place] = make_uint4(halves[0][0], halves[0][1], halves[1][0], halves[1][1]);
+  pieces[place ^ 1] = make_uint4(halves[2][0], halves[2][1], halves[3][0], halves[3][1]);
+}
+
 // What wgmma reads from `start` on: rows of 128 bytes, swizzled, groups of eight rows one after the other; chunks of 64
 // columns `chunk_bytes` apart where the columns are what is multiplied in parallel.
 __device__ __forceinline__ unsigned long long descriptor(const void* start, unsigned chunk_bytes = 16) {
@@ -771,14 +783,7 @@ __device__ __forceinline__ void convert_values(
 #pragma unroll 4
       for (int row = first_row; row < kBc; row += kRows) {
         const uint4 sixteen = *reinterpret_cast<const uint4*>(source + row * kRawChunk);
-        unsigned halves[4][2];
-        e4m3_to_halves(halves[0], sixteen.x);
-        e4m3_to_halves(halves[1], sixteen.y);
-        e4m3_to_halves(halves[2], sixteen.z);
-        e4m3_to_halves(halves[3], sixteen.w);
-        uint4* pieces = reinterpret_cast<uint4*>(target + row * kChunk);
-        pieces[place] = make_uint4(halves[0][0], halves[0][1], halves[1][0], halves[1][1]);
-        pieces[place ^ 1] = make_uint4(halves[2][0], halves[2][1], halves[3][0], halves[3][1]);
+        store_halves(target + row * kChunk, place, sixteen);
       }
     }
     fence_proxy_async();

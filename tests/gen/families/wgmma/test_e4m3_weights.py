@@ -46,6 +46,8 @@ PROBLEMS = (
 #: Of parameters that are not made for eight bits, or for other scores.
 HELD = {
     "weights": "e4m3",
+    "values": "in_place",
+    "promotion": "tiles",
     **dict.fromkeys(("pack_heads", "p_in_shared", "q_in_registers"), False),
     **dict.fromkeys(("splits", "workspace_splits", "cluster"), 1),
     "cluster_over": "rows",

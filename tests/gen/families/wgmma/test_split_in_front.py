@@ -292,7 +292,7 @@ def test_predictions_prefer_it_where_there_is_much_to_split():
     front, place = (Wgmma(br=128, bc=48, split=split) for split in ("in_front", "in_place"))
     found = predict(front, problem, H200)
     assert found.median_us < 0.85 * predict(place, problem, H200).median_us
-    assert 0 < found.parts_us["splitting in front"] < 0.1 * found.median_us
+    assert 0 < found.parts_us["launches in front"] < 0.1 * found.median_us
     few = replace(problem, seqlen_q=64, seqlen_k=64)
     small, in_place = (replace(each, br=64, bc=32) for each in (front, place))
     assert predict(small, few, H200).median_us > predict(in_place, few, H200).median_us
