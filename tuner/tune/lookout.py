@@ -98,12 +98,14 @@ class Lookout:
 
     def close(self) -> None:
         """Ends the process, whatever it is at."""
-        if self._process is not None and self._thread is not None:
-            self._questions.put(None)
-            self._process.kill()
+        process, self._process = self._process, None
+        if process is None:
+            return
+        self._questions.put(None)
+        process.kill()
+        if self._thread is not None:
             self._thread.join()
-            self._process.close()
-        self._process = self._thread = None
+        process.close()
 
     def __enter__(self) -> Lookout:
         return self
