@@ -1,5 +1,6 @@
 """What becomes of processes."""
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -14,3 +15,13 @@ def gone(pid: int) -> bool:
             return True
         time.sleep(0.05)
     return False
+
+
+def descendants(pid: int) -> list[int]:
+    """The children of a process, and theirs."""
+    found = []
+    for child in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for each in map(int, child.read_text().split()):
+                found += [each, *descendants(each)]
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -66,6 +67,7 @@ class StandInEvaluator:
         self.finalists: list[Variant] = []
         self.closed = False
         self.on_evaluate = lambda: None
+        self.on_finals = lambda: None
         self.started = 0
 
     def start(self) -> None:
@@ -81,8 +83,16 @@ class StandInEvaluator:
             )
         return self._fine(build, problem, cost(variant))
 
-    def finals(self, builds: list[Build], problem: Problem, errors: list[float]) -> list[Outcome]:
+    def finals(
+        self,
+        builds: list[Build],
+        problem: Problem,
+        errors: list[float],
+        quiet: AbstractContextManager[None] | None = None,
+    ) -> list[Outcome]:
         assert len(errors) == len(builds)
+        with quiet or nullcontext():
+            self.on_finals()
         self.finalists = [b.kernel.variant for b in builds]
         return [
             Outcome(variant=b.kernel.variant, status=Status.WRONG, reason="wrong in full")

@@ -5,6 +5,7 @@ Each compilation is a process of its own, so that a compiler that crashes or han
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -18,7 +19,7 @@ from typing import Any
 from ...gen.kernel import Kernel
 from ..errors import BuildError, FlashgenError
 from ..printable import without_colours
-from ..processes import TookTooLong, run_program, stop_programs
+from ..processes import Programs, TookTooLong, run_program
 from .cache import cache_folder, cache_unwritable, cached
 from .object_file import check_object_file
 from .protocol import Build, Toolchain
@@ -101,7 +102,7 @@ def run_compiler(
     timeout_s: float = COMPILE_TIMEOUT_S,
 ) -> str:
     """Runs a compiler and returns what it printed. Its temporary files go to ``scratch``; it dies with all
-    its children when it runs past ``timeout_s``, when `stop_programs` is called and when this process dies.
+    its children when it runs past ``timeout_s``, when its pool is closed and when this process dies.
 
     Raises:
         BuildError: it refused, crashed, ran out of time or left the file that it ``makes`` out.
@@ -237,6 +238,7 @@ class CompilePool:
         self.toolchain = toolchain
         self.size = size or usable_cores()
         self._threads = ThreadPoolExecutor(self.size, thread_name_prefix="compile")
+        self._compilers = Programs()
         self._unfinished: set[Future[Build | BuildError]] = set()
 
     def submit(self, kernel: Kernel) -> Future[Build | BuildError]:
@@ -247,18 +249,33 @@ class CompilePool:
         future.add_done_callback(self._unfinished.discard)
         return future
 
-    def _build(self, kernel: Kernel) -> Build | BuildError:
-        try:
-            return self.toolchain.build(kernel)
-        except BuildError as error:
-            return error
+    @property
+    def num_unfinished(self) -> int:
+        """How many builds are under way or wait for a compiler."""
+        return len(self._unfinished)
 
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+    def quiet(self) -> contextlib.AbstractContextManager[None]:
+        """Has compilers stand still inside, so that they disturb nothing; builds go on afterwards."""
+        return self._compilers.still()
+
+    def drop(self) -> None:
+        """Drops what has not started and kills what has; others may be submitted afterwards."""
+        for future in list(self._unfinished):
+            future.cancel()
         # A build that has begun may yet start its compiler: asked again until none is left.
         while wait(list(self._unfinished), timeout=STOP_POLL_S).not_done:
-            stop_programs()
+            self._compilers.stop()
+
+    def close(self) -> None:
+        self.drop()
         self._threads.shutdown(wait=True)
+
+    def _build(self, kernel: Kernel) -> Build | BuildError:
+        try:
+            with self._compilers.own():
+                return self.toolchain.build(kernel)
+        except BuildError as error:
+            return error
 
     def __enter__(self) -> CompilePool:
         return self

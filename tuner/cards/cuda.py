@@ -266,6 +266,9 @@ class CudaRunner:
         """Runs a kernel on guarded copies of arrays, and returns what it made of outputs of such shapes,
         strides in elements, and types; caches to which it appends are changed in place."""
         problem, q = build.kernel.problem, inputs["q"]
+        if self._tensors is not None and self._tensors.problem != problem:
+            # Another problem's turn: the largest ones would not fit beside each other.
+            self._tensors = None
         image = GuardedImage(q.dtype)
         caches = ("k", "v") if problem.append is not None else ()  # which are written
         placed = {
@@ -311,7 +314,8 @@ class CudaRunner:
         }
 
     def _arena_of(self, floats: int) -> int:
-        """The address of device memory for at least so many floats, kept between calls."""
+        """The address of device memory for at least so many floats, kept between calls, until another problem
+        is measured."""
         if self._arena is None or self._arena_floats < floats:
             self._arena = None
             size = max(floats, 2**20)
@@ -401,9 +405,10 @@ class CudaRunner:
         return self._flush_bytes() / max(self._device.limits.dram_gbps, 100) / 1e6
 
     def _tensors_of(self, problem: Problem) -> TimedTensors:
-        """What the problem's kernels are timed on, kept until another problem is measured."""
+        """What the problem's kernels are timed on, kept until another problem is measured or computed."""
         if self._tensors is None or self._tensors.problem != problem:
-            self._tensors = None
+            self._tensors = self._arena = None
+            self._arena_floats = 0
             self._tensors = draw_tensors(self._cuda, self._allocate, problem)
         return self._tensors
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from queue import SimpleQueue
 from typing import Protocol
 
@@ -25,9 +26,15 @@ class Evaluator(Protocol):
         """Validates and times one build."""
         ...
 
-    def finals(self, builds: list[Build], problem: Problem, errors: list[float]) -> list[Outcome]:
-        """Times builds in turns and validates the fastest in full; one outcome each, with the errors of their
-        trials but for the fastest's."""
+    def finals(
+        self,
+        builds: list[Build],
+        problem: Problem,
+        errors: list[float],
+        quiet: AbstractContextManager[None],
+    ) -> list[Outcome]:
+        """Times builds in turns, inside ``quiet``, and validates the fastest in full; one outcome each, with
+        the errors of their trials but for the fastest's."""
         ...
 
     def kill(self) -> None:
@@ -58,10 +65,19 @@ class Team:
         """
         return self._threads.submit(self._evaluate, build, problem, best_us)
 
-    def finals(self, builds: list[Build], problem: Problem, errors: list[float]) -> list[Outcome]:
-        """Times the finalists in turns, all on one card: two of a kind differ by more than finalists do."""
+    def finals(
+        self,
+        builds: list[Build],
+        problem: Problem,
+        errors: list[float],
+        quiet: AbstractContextManager[None],
+    ) -> list[Outcome]:
+        """Times the finalists in turns, all on one card: two of a kind differ by more than finalists do.
+
+        What would disturb that is kept from it by ``quiet``.
+        """
         self._opening[0].result()
-        return self._threads.submit(self._evaluators[0].finals, builds, problem, errors).result()
+        return self._threads.submit(self._evaluators[0].finals, builds, problem, errors, quiet).result()
 
     def _open(self, evaluator: Evaluator) -> None:
         try:

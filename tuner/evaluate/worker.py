@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from ...gen.problem import Problem
@@ -49,7 +51,7 @@ class Worker:
         self._doing = doing
         #: Before what is told of a full validation; None during others, which are short and many.
         self._which: str | None = None
-        self._requests = 0
+        self._requests: Counter[Problem] = Counter()
 
     def start(self) -> None:
         """Opens the device ahead of the first request; what goes wrong here, that one raises."""
@@ -72,7 +74,7 @@ class Worker:
         if build.spill_bytes > max_spill_bytes:
             return spilled(build, max_spill_bytes)
         try:
-            request = Evaluate(build, problem, best_us, budget_ms, self._next_seed())
+            request = Evaluate(build, problem, best_us, budget_ms, self._next_seed(problem))
             timing, error, occupancy = self.life.ask(request, self.deadline_s)
         except FlashgenError as failure:
             return failed(build, failure, self.life.seconds)
@@ -89,7 +91,7 @@ class Worker:
         self._which = which
         self._doing(which)
         try:
-            return self.life.ask(Validate(build, problem, self._next_seed()), 10 * self.deadline_s)
+            return self.life.ask(Validate(build, problem, self._next_seed(problem)), 10 * self.deadline_s)
         finally:
             self._which = None
 
@@ -125,15 +127,25 @@ class Worker:
         builds: Sequence[Build],
         problem: Problem,
         errors: Sequence[float],
+        quiet: AbstractContextManager[None] | None = None,
         *,
         rounds: int = FINAL_ROUNDS,
     ) -> list[Outcome]:
-        """Times the finalists in turns and proves the fastest; one outcome each, in order.
+        """Times the finalists in turns, inside ``quiet``, and proves the fastest; one outcome each, in order.
 
         ``errors`` are those of their trials, and stay those of who is not the fastest. The fastest is
         validated in full and keeps its class's promise on adversarial inputs; those before it that do not
         are wrong.
         """
+        with quiet or nullcontext():
+            outcomes = self._time_in_turns(builds, problem, errors, rounds)
+        self._prove_fastest(builds, problem, outcomes)
+        return [outcomes[i] for i in range(len(builds))]
+
+    def _time_in_turns(
+        self, builds: Sequence[Build], problem: Problem, errors: Sequence[float], rounds: int
+    ) -> dict[int, Outcome]:
+        """The outcome of each by its place; those that do not survive it are left out of the turns."""
         outcomes: dict[int, Outcome] = {}
         running = list(range(len(builds)))
         self._doing(f"timing {len(running)} in turns")
@@ -153,8 +165,7 @@ class Worker:
             for i, (timing, occupancy) in zip(running, found, strict=True):
                 outcomes[i] = self._measured(builds[i], problem, timing, errors[i], occupancy)
             break
-        self._prove_fastest(builds, problem, outcomes)
-        return [outcomes[i] for i in range(len(builds))]
+        return outcomes
 
     def _prove_fastest(self, builds: Sequence[Build], problem: Problem, outcomes: dict[int, Outcome]) -> None:
         """Replaces the outcomes of the fastest builds by what is wrong with them, up to the first with which
@@ -210,7 +221,7 @@ class Worker:
         if self._which is not None:
             self._doing(f"{self._which}: {text}")
 
-    def _next_seed(self) -> int:
-        """Fresh inputs for every request, the same again for the same run."""
-        self._requests += 1
-        return 1_000_003 * self._seed + self._requests
+    def _next_seed(self, problem: Problem) -> int:
+        """Fresh inputs for every request, the same again for the same run, whatever problems came before."""
+        self._requests[problem] += 1
+        return 1_000_003 * self._seed + self._requests[problem]

@@ -1,28 +1,33 @@
 """Several problems tuned one after the other, each from what the ones before it taught.
 
 They share the storage, in which a search finds its neighbours' trials, the library, whose winners are tried
-first, and the compiler's cache: a variant's source is the same for all lengths.
+first, and the compiler's cache: a variant's source is the same for all lengths. While one is tuned, the next
+one's first variants are built by compilers that would have nothing to do.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from ...gen.emit.options import card_option
 from ...gen.problem import Problem
-from ..errors import NotServed, UsageError
+from ..build.ahead import PoolAhead
+from ..errors import FlashgenError, NotServed, UsageError
 from ..shelf import library
 from ..shelf.bundle import bundle
 from ..shelf.targets import write_target
-from .coordinator import TuneOptions, TuneResult, tune
-from .events import Event
+from .coordinator import TuneOptions, TuneResult, tune_at
+from .events import Doing, Event
+from .lookout import Lookout
 from .request import Competing, TuneRequest
+from .workshop import MakeEvaluator, Premises, premises
 
 
 class View(Protocol):
@@ -95,7 +100,8 @@ def tune_each(
     *,
     view: View,
     stop: threading.Event,
-    run: Callable[..., TuneResult] = tune,
+    make_evaluator: MakeEvaluator | None = None,
+    run: Callable[..., TuneResult] = tune_at,
 ) -> BatchResult:
     """Tunes problems in turn with the same options but for the families, which ``compete`` tells.
 
@@ -110,25 +116,61 @@ def tune_each(
     started = time.monotonic()
     results: list[TuneResult] = []
     failed: dict[str, str] = {}
-    for number, problem in enumerate(problems):
-        minutes = options.minutes
-        if minutes is not None:
-            left = minutes - (time.monotonic() - started) / 60
-            minutes = max(left, 0.0) / (len(problems) - number)
-        view.begin(problem, number + 1, len(problems))
-        try:
-            families, held = compete(problem)
-            chosen = replace(options, problem=problem, families=families, held=held, minutes=minutes)
-            results.append(run(chosen, report=view, stop=stop))
-        except NotServed as error:
-            if not results and (stop.is_set() or number == len(problems) - 1):
-                raise
-            if not stop.is_set():
-                failed[problem.name] = str(error)
-                view.note(f"{problem.name} is left out: {error}")
-        if stop.is_set():
-            break
+    with contextlib.ExitStack() as stack:
+        # Not before a problem is served: nothing that is missing matters where none is.
+        site = functools.cache(lambda: stack.enter_context(_site(options, view, stop, make_evaluator)))
+        for number, problem in enumerate(problems):
+            began, minutes = time.monotonic(), options.minutes
+            if minutes is not None:
+                left = minutes - (began - started) / 60
+                minutes = max(left, 0.0) / (len(problems) - number)
+            view.begin(problem, number + 1, len(problems))
+            try:
+                chosen = replace(_asked_of(options, problem, compete), minutes=minutes)
+                place, lookout = site()
+                view(Doing("enumerating and ranking the legal variants"))
+                spaces = lookout.turn(chosen, _following(options, problems[number + 1 :], compete))
+                report = lookout.heard_by(view)
+                results.append(run(place, chosen, report=report, started=began, foreseen=spaces))
+            except NotServed as error:
+                if not results and (stop.is_set() or number == len(problems) - 1):
+                    raise
+                if not stop.is_set():
+                    failed[problem.name] = str(error)
+                    view.note(f"{problem.name} is left out: {error}")
+            if stop.is_set():
+                break
     return BatchResult(tuple(results), failed, stop.is_set())
+
+
+@contextlib.contextmanager
+def _site(
+    options: TuneOptions, view: View, stop: threading.Event, make_evaluator: MakeEvaluator | None
+) -> Iterator[tuple[Premises, Lookout]]:
+    """What all problems are tuned with, and what looks out for the next."""
+    view(Doing("looking for compilers and the trials of earlier runs"))
+    toolchain = options.device.toolchain()
+    with (
+        PoolAhead(toolchain, options.jobs) as pool,
+        premises(options, view, stop, make_evaluator, pool) as place,
+        Lookout(pool, toolchain.version, stop) as lookout,
+    ):
+        yield place, lookout
+
+
+def _asked_of(options: TuneOptions, problem: Problem, compete: Callable[[Problem], Competing]) -> TuneOptions:
+    families, held = compete(problem)
+    return replace(options, problem=problem, families=families, held=held)
+
+
+def _following(
+    options: TuneOptions, problems: Sequence[Problem], compete: Callable[[Problem], Competing]
+) -> TuneOptions | None:
+    """The options of the next problem that anything serves, if there is one."""
+    for problem in problems:
+        with contextlib.suppress(FlashgenError):  # which is told at its turn
+            return _asked_of(options, problem, compete)
+    return None
 
 
 def write_module(

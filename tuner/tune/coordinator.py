@@ -11,9 +11,11 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from ..build.compile import CompilePool
 from ..errors import NotServed
 from ..evaluate.outcome import Outcome
 from ..evaluate.reasons import count_alike, count_reasons
+from ..shelf import library
 from ..store.places import without_password
 from ..store.studies import storage_errors
 from .events import Doing, FinalsStarted, Notice, Report, SearchGoesOn
@@ -22,11 +24,11 @@ from .finalists import candidates_of, faster, time_again, winner_of
 from .options import TuneOptions
 from .plan import first_share, second_round
 from .result import TuneResult
-from .spaces import legal_spaces
+from .spaces import Space, legal_spaces
 from .standing import note_finals, standing_winner
 from .trial_loop import TrialLoop
 from .winner import keep
-from .workshop import MakeEvaluator, Workshop, workshop
+from .workshop import MakeEvaluator, Premises, Workshop, premises, workshop
 
 
 def tune(
@@ -46,12 +48,30 @@ def tune(
         FlashgenError: a tool or folder is missing; nothing finished is lost.
     """
     started = time.monotonic()
-    stop = stop or threading.Event()
-    runs: list[FamilyRun] = []
     report(Doing("looking for compilers and the trials of earlier runs"))
-    with workshop(options, report, stop, make_evaluator) as shop:
+    with (
+        CompilePool(options.device.toolchain(), options.jobs) as pool,
+        premises(options, report, stop or threading.Event(), make_evaluator, pool) as place,
+    ):
+        return tune_at(place, options, report=report, started=started)
+
+
+def tune_at(
+    place: Premises, options: TuneOptions, *, report: Report, started: float, foreseen: Sequence[Space] = ()
+) -> TuneResult:
+    """Tunes the problem as `tune` does, where other runs were before it and will be after it.
+
+    ``started`` is when the run began, by the monotonic clock. ``foreseen`` are the legal spaces of the
+    families that compete, where they were enumerated ahead.
+
+    Raises:
+        NotServed, FlashgenError: as `tune`.
+    """
+    stop = place.stop
+    runs: list[FamilyRun] = []
+    with workshop(place, report) as shop:
         with storage_errors(options.storage):
-            for run in _rounds(options, shop, runs, started):
+            for run in _rounds(options, shop, runs, started, foreseen):
                 TrialLoop(run, shop, _fastest(runs)).spend()
         everything = [outcome for run in runs for outcome in run.all_outcomes]
         candidates = candidates_of(everything)
@@ -93,18 +113,23 @@ def tune(
 
 
 def _rounds(
-    options: TuneOptions, shop: Workshop, runs: list[FamilyRun], started: float
+    options: TuneOptions,
+    shop: Workshop,
+    runs: list[FamilyRun],
+    started: float,
+    foreseen: Sequence[Space],
 ) -> Iterator[FamilyRun]:
     """Yields each family in turn with its share of the budget, then the fastest with what is left.
 
     ``runs`` fills with the families that were begun.
     """
-    spaces = legal_spaces(options, shop.report)
+    spaces = foreseen or legal_spaces(options, shop.report)
     share = first_share(options, len(spaces))
+    known = library.entries(library.folders(options.out))
     for space in spaces:
         if shop.stop.is_set():
             return
-        runs.append(open_family_run(options, space, share, shop))
+        runs.append(open_family_run(options, space, share, shop, known))
         yield runs[-1]
     for run in second_round(runs, options, started):
         shop.report(SearchGoesOn(run.family.family, run.num_trials, run.budget))

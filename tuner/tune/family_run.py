@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+
+from optuna.study import Study
 
 from ...gen.variant import Variant
 from ..evaluate.outcome import Outcome
 from ..predict.catalogue import Catalogue
 from ..predict.cost_model import COST_MODEL
-from ..predict.prior import prior_of
+from ..predict.prior import prior_of, remembered
 from ..search.ask_tell import Search
 from ..search.sampler_names import SamplerName
-from ..search.transfer import informed, neighbours
+from ..search.transfer import Lesson, informed, neighbours
 from ..shelf import choice, library
 from ..store.about import About
+from ..store.liveness import Pulse
 from ..store.makers import Makers, name_of_study
 from ..store.studies import open_study, storage_errors
 from ..version import flashgen_version
@@ -65,18 +69,56 @@ class FamilyRun:
         return self.deadline is not None and time.monotonic() >= self.deadline
 
 
-def open_family_run(
-    options: TuneOptions, space: Space, share: tuple[int | None, float | None], shop: Workshop
-) -> FamilyRun:
-    """Opens the family's study and starts its search, taught by what neighbouring problems found.
+def makers_of(options: TuneOptions, family: type[Variant], toolkit: str) -> Makers:
+    """Returns what makes the trials of a family on the run's cards."""
+    return Makers.of(family, toolkit, COST_MODEL if options.device.predicted else None)
 
-    ``share`` is the trials and minutes that the family may spend for now.
+
+def begin_search(
+    options: TuneOptions,
+    space: Space,
+    study: Study,
+    lessons: Sequence[Lesson],
+    *,
+    known: Iterable[library.Entry],
+    budget: int | None,
+    pulse: Pulse,
+) -> Search:
+    """Returns the search of a family's space, taught by what neighbouring problems found.
+
+    ``known`` are the library's kernels, of which the nearest are tried first.
+    """
+    catalogue = space.catalogue
+    problem, limits = catalogue.problem, catalogue.limits
+    prior = remembered(prior_of(problem, limits), catalogue, space.predicted)
+    return Search(
+        catalogue,
+        study,
+        budget=budget,
+        seed=options.seed,
+        known=choice.nearest_variants(known, problem, limits, catalogue.family),
+        prior=informed(prior, catalogue, lessons, limits),
+        pulse=pulse,
+        sampler=options.sampler,
+    )
+
+
+def open_family_run(
+    options: TuneOptions,
+    space: Space,
+    share: tuple[int | None, float | None],
+    shop: Workshop,
+    known: Iterable[library.Entry],
+) -> FamilyRun:
+    """Opens the family's study and starts its search.
+
+    ``share`` is the trials and minutes that the family may spend for now, ``known`` the library's kernels.
     """
     shop.report(Doing(f"{space.catalogue.family.family}: reading what was tried before"))
     started = time.monotonic()
     device, catalogue = options.device, space.catalogue
     problem, limits = catalogue.problem, catalogue.limits
-    makers = Makers.of(catalogue.family, shop.toolkit, COST_MODEL if device.predicted else None)
+    makers = makers_of(options, catalogue.family, shop.toolkit)
     about = About(
         problem=problem,
         limits=limits,
@@ -96,18 +138,7 @@ def open_family_run(
     study = open_study(shop.storage, options.storage, name, about.attributes())
     shop.report(Doing(f"{about.family.family}: ranking the variants by the cost model"))
     trials, minutes = share
-    search = Search(
-        catalogue,
-        study,
-        budget=trials,
-        seed=options.seed,
-        known=choice.nearest_variants(
-            library.entries(library.folders(options.out)), problem, limits, about.family
-        ),
-        prior=informed(prior_of(problem, limits), catalogue, lessons, limits),
-        pulse=shop.pulse,
-        sampler=options.sampler,
-    )
+    search = begin_search(options, space, study, lessons, known=known, budget=trials, pulse=shop.pulse)
     run = FamilyRun(
         catalogue,
         search,

@@ -32,7 +32,7 @@ def time_again(
 ) -> list[Outcome]:
     """Times the candidates in turns and validates the fastest in full; nothing where the run is stopped.
 
-    Their builds come from the cache.
+    Their builds come from the cache. While they are timed no compiler of the run does anything.
     """
     with shop.watch.finals():
         shop.report(Doing(f"building the {len(candidates)} fastest again"))
@@ -47,7 +47,7 @@ def time_again(
             if isinstance(build := future.result(), Build) and candidate.measurement is not None:
                 builds.append(build)
                 errors.append(candidate.measurement.error)
-        return shop.team.finals(builds, problem, errors)
+        return shop.team.finals(builds, problem, errors, shop.pool.quiet())
 
 
 def winner_of(finalists: Sequence[Outcome], candidates: Sequence[Outcome]) -> Outcome:

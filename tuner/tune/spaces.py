@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...gen.variant import Illegal, Value
 from ..errors import NotServed, UsageError
@@ -20,10 +20,14 @@ class NoneLegal(NotServed, UsageError):
 
 @dataclass(frozen=True)
 class Space:
-    """A family's legal variants, and how long it took to find them."""
+    """A family's legal variants, and how long it took to find them.
+
+    ``predicted`` has by row the microseconds that the cost model gives those that were looked at.
+    """
 
     catalogue: Catalogue
     seconds: float
+    predicted: dict[int, float] = field(default_factory=dict)
 
 
 def legal_spaces(options: TuneOptions, report: Report = lambda event: None) -> list[Space]:

@@ -31,6 +31,11 @@ ASKED_AT_ONCE = 2
 POLL_SECONDS = 0.2
 
 
+def most_in_flight(compilers: int, cards: int) -> int:
+    """Returns how many trials may be under way at a time, built or before or on a card."""
+    return compilers + BUILDS_AHEAD + cards * (1 + QUEUED) - 1
+
+
 class TrialLoop:
     """Spends one family's budget. ``best`` is the fastest outcome of all families so far, if any."""
 
@@ -40,7 +45,7 @@ class TrialLoop:
         self._running: dict[Future[Outcome], Proposal] = {}
         self._doubts: set[str] = set()
         self._most_running = shop.team.size * (1 + QUEUED)
-        self._most_in_flight = shop.pool.size + BUILDS_AHEAD + self._most_running - 1
+        self._most_in_flight = most_in_flight(shop.pool.size, shop.team.size)
 
     def spend(self) -> None:
         """Makes trials until the budget, the time or the space is spent, or the run is stopped.

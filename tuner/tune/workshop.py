@@ -1,4 +1,7 @@
-"""What a tuning run works with while it lasts: the trials' storage, compilers, cards and a clock of each."""
+"""What a tuning run works with while it lasts: the trials' storage, compilers, cards and a clock of each.
+
+Opening cards and storages takes a second or two: runs of a batch do it once, in `premises` that they share.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from dataclasses import dataclass
 
 from optuna.storages import BaseStorage
 
-from ..build.compile import CompilePool
+from ..build.protocol import Pool
 from ..cards.device import Device
 from ..evaluate.team import Evaluator, Team
 from ..evaluate.worker import Worker
@@ -26,13 +29,25 @@ MakeEvaluator = Callable[[Device], Evaluator]
 
 
 @dataclass(frozen=True)
+class Premises:
+    """What runs on the same cards share, one after the other. ``stop`` ends them all when set."""
+
+    storage: BaseStorage
+    file: StorageFile
+    toolkit: str
+    pool: Pool
+    team: Team
+    stop: threading.Event
+
+
+@dataclass(frozen=True)
 class Workshop:
     """What a run works with while it lasts. ``report`` hears of its events, ``stop`` ends it when set."""
 
     storage: BaseStorage
     file: StorageFile
     toolkit: str
-    pool: CompilePool
+    pool: Pool
     team: Team
     pulse: Pulse
     watch: Stopwatch
@@ -41,10 +56,15 @@ class Workshop:
 
 
 @contextlib.contextmanager
-def workshop(
-    options: TuneOptions, report: Report, stop: threading.Event, make_evaluator: MakeEvaluator | None
-) -> Iterator[Workshop]:
-    """Opens what the run works with; on leaving, compilers and cards are released.
+def premises(
+    options: TuneOptions,
+    report: Report,
+    stop: threading.Event,
+    make_evaluator: MakeEvaluator | None,
+    pool: Pool,
+) -> Iterator[Premises]:
+    """Opens what runs with such options share, whatever their problem, beside the ``pool`` that builds for
+    them; on leaving, cards are released.
 
     Raises:
         FlashgenError: a tool or folder is missing, or the storage cannot be opened.
@@ -62,12 +82,17 @@ def workshop(
     library.check_writable(options.out)
     storage = open_storage(options.storage)
     file = StorageFile(options.storage)
-    toolchain = options.device.toolchain()
+    make = make_evaluator or worker
+    with Team([make(device) for device in options.devices], stop) as team:
+        yield Premises(storage, file, pool.toolchain.version, pool, team, stop)
+
+
+@contextlib.contextmanager
+def workshop(place: Premises, report: Report) -> Iterator[Workshop]:
+    """Opens what one run works with; on leaving, nothing of it is built any more."""
     with contextlib.ExitStack() as stack:
-        pool = stack.enter_context(CompilePool(toolchain, options.jobs))
-        watch = Stopwatch(len(options.devices), pool.size)
-        make = make_evaluator or worker
-        team = stack.enter_context(Team([make(device) for device in options.devices], stop))
+        watch = Stopwatch(place.team.size, place.pool.size)
+        stack.callback(place.pool.drop)
         pulse = Pulse()
         stack.callback(pulse.close)
-        yield Workshop(storage, file, toolchain.version, pool, team, pulse, watch, report, stop)
+        yield Workshop(**vars(place), pulse=pulse, watch=watch, report=report)

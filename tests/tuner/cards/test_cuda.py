@@ -644,6 +644,32 @@ def test_timed_inputs_are_random_and_kept(runner, tmp_path, card, dtype, head_di
     np.testing.assert_array_equal(seen[-1][0], q)
 
 
+def test_what_one_problem_took_is_free_for_the_next(runner, tmp_path, card):
+    """A runner outlives the problems of a batch, the largest of which fill a card's memory."""
+
+    def compute(problem):
+        rng = np.random.default_rng(0)
+        q, k, v = (rng.standard_normal((4, 8, 200, 32), np.float32) for _ in range(3))
+        runner.attend(build_of(tmp_path, right, problem=problem), q, k, v, scale=1.0)
+
+    def measure(problem):
+        runner.measure(build_of(tmp_path, right, problem=problem), problem, budget_ms=5)
+
+    large = replace(PROBLEM, batch=64)
+    runner.measure(build_of(tmp_path, right), PROBLEM, budget_ms=5)
+    least = sum(card.live.values())
+    measure(large)
+    taken = sum(card.live.values())
+    assert taken > least
+    compute(large)
+    with_arena = sum(card.live.values())
+    assert with_arena > taken
+    compute(PROBLEM)
+    assert sum(card.live.values()) < with_arena - (taken - least) / 2
+    measure(PROBLEM)
+    assert sum(card.live.values()) == least
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_random_pool_is_repeated_to_any_size(runner, tmp_path, monkeypatch, dtype):
     monkeypatch.setattr(timed_tensors, "POOL_ITEMS", 1001)

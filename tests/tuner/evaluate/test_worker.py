@@ -1,5 +1,6 @@
 """The worker process: every way a kernel can end it becomes an outcome, and the next request is served."""
 
+import contextlib
 import gc
 import os
 import signal
@@ -225,6 +226,20 @@ def test_finals_give_one_outcome_each_in_order():
     assert slow is not None and slow.median_us == 1000.0 and slow.error == 1e-7
 
 
+def test_finals_are_timed_in_quiet_and_proved_beside_whatever_goes_on():
+    told: list[str] = []
+
+    @contextlib.contextmanager
+    def quiet():
+        told.append("quiet")
+        yield
+        told.append("over")
+
+    with Worker(FakeDevice(), doing=told.append) as worker:
+        worker.finals([fake_build(), fake_build(Fault.SLOW)], PROBLEM, [1e-7] * 2, quiet(), rounds=3)
+    assert told[:4] == ["quiet", "timing 2 in turns", "over", "validating the fastest in full"]
+
+
 def test_the_fastest_finalist_keeps_its_promise(worker):
     # Right wherever the suite looks, and wrong where an infinity is beside numbers.
     lossy = fake_build(Fault.ZERO_FOR_NAN)
@@ -251,6 +266,10 @@ def test_inputs_are_fresh_for_every_request_and_repeat_for_the_same_run():
     with Worker(FakeDevice(), seed=3) as worker:
         again = [worker.validate_full(fake_build(), PROBLEM) for _ in range(2)]
     assert errors[0] != errors[1] and errors == again
+    # What was tried of other problems before counts for nothing.
+    with Worker(FakeDevice(), seed=3) as worker:
+        worker.validate_full(fake_build(), replace(PROBLEM, batch=PROBLEM.batch + 1))
+        assert worker.validate_full(fake_build(), PROBLEM) == errors[0]
 
 
 def test_interrupt_is_the_parents_to_handle(worker):

@@ -39,6 +39,7 @@ from sqlalchemy.exc import OperationalError
 from tests.support import stand_ins
 from tests.support.caches import without_kernels
 from tests.support.depth import sampled
+from tests.support.processes import descendants, gone
 from tests.support.stand_ins import LADDER, PROBLEM, StandInDevice, StandInEvaluator, StandInToolchain, cost
 
 
@@ -488,3 +489,20 @@ def test_a_signal_ends_the_run_with_the_best_so_far(tmp_path, cache, signum):
     assert "Traceback" not in errors
     (kernel,) = library.entries([tmp_path])
     assert kernel.predicted
+
+
+@pytest.mark.parametrize("signum", sampled([signal.SIGINT, signal.SIGKILL], 1))
+def test_of_a_run_of_several_problems_no_process_is_left(tmp_path, cache, signum):
+    process = subprocess.Popen(
+        command(tmp_path, "--trials=50", "--seqlen=64,128"),
+        env=cache,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    wait_for_trials(tmp_path, 1, process)
+    # The worker on the card, what looks out for the next problem, and compilers.
+    children = descendants(process.pid)
+    assert len(children) >= 2
+    process.send_signal(signum)
+    assert process.wait(60) == (0 if signum == signal.SIGINT else -signal.SIGKILL)
+    assert all(map(gone, children))
