@@ -202,7 +202,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = PackedAttention(KERNELS, operator="attention_bf16_d64_packed_82019e10")
+_bound = PackedAttention(KERNELS, operator="attention_bf16_d64_packed_ba620ba3")
 attention_varlen, explain, use = _bound.attention_varlen, _bound.explain, _bound.use
 register_torch = _bound.register_torch
 flash_attn_varlen_func = _bound.flash_attn_varlen_func

@@ -877,7 +877,7 @@ __device__ __forceinline__ void consume_tile(
     seen_bits.read(args, tile);
     seen_bits.find(tile, last_tile - 2);
   }
-// A scale of zero becomes too small to matter, since 0 * infinity is not a number.
+  // A scale of zero becomes too small to matter, since 0 * infinity is not a number.
   const float scale = args.scale == 0.0f ? 1e-30f : fabsf(args.scale) * kLog2e;
   SoftmaxState softmax;
 #pragma unroll

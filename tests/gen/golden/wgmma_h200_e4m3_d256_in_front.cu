@@ -797,7 +797,7 @@ __device__ __forceinline__ void consume_tile(
     first_partial = min(first_partial, max(0, aligned + 1) / kBc);
     last_tile = min(last_tile, (max(0, aligned + 64) + kBc - 1) / kBc);
   }
-// A scale of zero becomes too small to matter, since 0 * infinity is not a number.
+  // A scale of zero becomes too small to matter, since 0 * infinity is not a number.
   const float scale = args.scale == 0.0f ? 1e-30f : fabsf(args.scale) * kLog2e;
   SoftmaxState softmax;
 #pragma unroll
