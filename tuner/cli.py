@@ -116,7 +116,8 @@ def _printable_errors() -> Iterator[None]:
         # Its own copy of click, or click: both keep the text under that name.
         message = getattr(error, "message", None)
         if isinstance(message, str):
-            error.message = printable(message)  # type: ignore[attr-defined]
+            with contextlib.suppress(AttributeError):  # of other errors it may be what they work out
+                error.message = printable(message)  # type: ignore[attr-defined]
         raise
 
 

@@ -9,7 +9,8 @@ and leaves the rest to the other consumer. The blocks of a ``cluster``, with nei
 one head or the same rows of heads that share keys, walk the same keys: each copies a share of every tile
 of K and V to all, which divides what they ask of L2. Of packed sequences, blocks take what a plan lists,
 and maps with two dimensions of rows let copies and stores end where each sequence does. Caches in pages
-come by such maps too, a box for each piece of a tile that is of one page, by the lanes of one warp.
+come by such maps too, a box for each piece of a tile that is of one page, by the lanes of one warp or of
+several (``copiers``): a warp asks for boxes one after the other.
 
 Few query rows fill tiles with those of all heads that share keys (``pack_heads``), which lie apart, so that
 threads read and write them; and where there are few tiles, ``splits`` blocks, a cluster, share the keys of

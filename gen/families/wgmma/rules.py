@@ -25,6 +25,7 @@ from .shared_memory import (
     bytes_of_storage,
     bytes_of_tiles,
     partial_bytes,
+    piece,
     staged_chunk,
 )
 
@@ -104,6 +105,22 @@ class RuledParameters(Parameters):
             return f"promotion={self.promotion}: sums of weights={self.weights} lose nothing"
         if not self.persistent:
             return f"promotion={self.promotion}: room for sums is that of blocks that stay"
+        return None
+
+    @rule("combination", after="cluster")
+    def _pieces_are_shared(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.copiers == 1:
+            return None
+        what = f"copiers={self.copiers}"
+        if not problem.layout.is_paged:
+            return f"{what}: one thread copies whole tiles"
+        if is_split(problem) or problem.has_scales:
+            return f"{what}: the producer's other warps have tiles of {problem.dtype} to turn"
+        if self.bias_stages:
+            return f"{what}: with bias_stages={self.bias_stages} another warp copies arrays"
+        pieces = self.bc // self.cluster // piece(self, problem)
+        if pieces % self.copiers:
+            return f"{what}: {pieces} pieces of a tile are not as many for each"
         return None
 
     @rule("combination", after="bias_stages")

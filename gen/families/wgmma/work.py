@@ -105,7 +105,8 @@ class GroupWork(Work):
     tiles_together: int = 1
     """Neighbouring query tiles of a head that the blocks of a cluster take."""
     copies: float = 0.0
-    """Boxes that a block's producer asks for, one after the other, for a tile of keys and one of values."""
+    """Boxes that a warp of a block's producer asks for, one after the other, for a tile of keys and one of
+    values."""
     finds_pages: bool = False
     """Whether it looks up where these are."""
     heads_share_keys: bool = True
@@ -231,7 +232,7 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
         heads=heads,
         heads_together=min(heads, variant.section) if variant.section else heads,
         tile_bytes=bc * (item * problem.head_dim + (value_size if in_front else item) * dv) / variant.cluster,
-        copies=_copies(variant, problem),
+        copies=_copies(variant, problem) / variant.copiers,
         finds_pages=problem.layout.is_paged,
         cluster=variant.cluster * variant.bias_heads * variant.splits,
         tiles_together=variant.tiles_per_cluster(),

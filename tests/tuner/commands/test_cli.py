@@ -15,6 +15,7 @@ from flashgen.gen import families
 from flashgen.gen.emit.cuda import FACTS
 from flashgen.tuner.cards import cuda, driver
 from flashgen.tuner.cards.names import cards
+from flashgen.tuner.cli import _printable_errors
 from flashgen.tuner.shelf import library
 from flashgen.tuner.shelf.emitted_kernels import read_emitted
 
@@ -629,3 +630,13 @@ def test_cache(flashgen, tmp_path, monkeypatch):
     assert "removed 1 entry, 1 of 2048 MiB" in flashgen("cache", "clear").stdout.replace("\n", " ")
     assert not any(folder.rglob("*.cubin"))
     assert "'clean' is not one of 'show', 'clear'" in flashgen("cache", "clean", code=2).stderr
+
+
+def test_errors_of_others_stay_what_they_are():
+    """Some work their message out, and let nobody set it."""
+
+    class Unset(Exception):
+        message = property(lambda self: "nothing can be set here")
+
+    with pytest.raises(Unset), _printable_errors():
+        raise Unset
