@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...limits import WARP, DeviceLimits
-from ...problem import Problem
+from ...problem import ITEM_BYTES, Problem
 from .parameters import CHAINED, OVERLAPPED, Parameters, is_split
 from .shared_memory import CHUNK
 
@@ -29,6 +29,8 @@ REGISTERS_BESIDE_SUMS = 30
 #: Columns up to which rows of float32 are narrow, and beyond which they are wide; keys of a tile that are
 #: few.
 NARROW_ROWS, WIDE_ROWS, FEW_KEYS = 128, 192, 32
+#: Bytes of a row of Q that a product takes, four registers of a thread.
+OPERAND_BYTES = 32
 #: Keys per tile of float32 beyond which its products are serialized for want of registers.
 MANY_KEYS = 128
 
@@ -104,7 +106,9 @@ def needed_registers(variant: Parameters, problem: Problem) -> int:
     if variant.splits_in_front:
         return _needed_in_front(variant, problem)
     steps = -(-problem.head_dim // 16)
-    queries = 4 * steps if variant.q_in_registers else 0
+    queries = (
+        4 * -(-problem.head_dim * ITEM_BYTES[problem.dtype] // OPERAND_BYTES) if variant.q_in_registers else 0
+    )
     # Of a single K tile the compiler keeps the descriptors of all steps at hand.
     descriptors = 24 if variant.k_stages == 1 and steps > 8 else 0
     # In shared memory, a register for each of the four places within a chunk's rows.

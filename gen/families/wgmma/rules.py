@@ -57,9 +57,8 @@ class RuledParameters(Parameters):
 
     @rule("combination", after="cluster")
     def _eight_bits_are_plain(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        for name in ("p_in_shared", "q_in_registers"):
-            if problem.has_scales and getattr(self, name):
-                return f"{name}=True: not made for {problem.dtype}, whose Q and weights differ in size"
+        if problem.has_scales and self.p_in_shared:
+            return f"p_in_shared=True: not made for {problem.dtype}, whose Q and weights differ in size"
         if problem.has_scales and self.cluster > 1:
             return f"cluster={self.cluster}: each block turns values of {problem.dtype} into f16 for itself"
         return None

@@ -120,7 +120,6 @@ def test_mistakes_in_turning_values_are_caught(right, wrong):
         (Wgmma(), replace(EIGHT, head_dim=72, head_dim_v=72), "72 elements are not multiples of 16 bytes"),
         (Wgmma(cluster=2), EIGHT, "cluster=2: each block turns values"),
         (Wgmma(p_in_shared=True), EIGHT, "p_in_shared=True: not made for e4m3"),
-        (Wgmma(q_in_registers=True), EIGHT, "q_in_registers=True: not made for e4m3"),
         (Simt(), EIGHT, "family simt computes f32, this problem is e4m3"),
     ],
 )

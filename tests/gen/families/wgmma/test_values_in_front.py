@@ -61,6 +61,14 @@ WAYS: dict[str, tuple[Wgmma, Problem]] = {
         SMALL_WEIGHTS,
         replace(ASKED, causal=True, scoring=Scoring(window=(40, 0), softcap=20.0, sinks=True)),
     ),
+    "half, queries in registers": (
+        replace(HALF, q_in_registers=True, o_apart=True),
+        replace(PLAIN, head_dim=48, head_dim_v=80, causal=True),
+    ),
+    "kept, queries in registers": (
+        replace(KEPT, bc=64, q_in_registers=True),
+        replace(ASKED, scoring=Scoring(alibi=True)),
+    ),
     "kept": (replace(KEPT, br=128), replace(ASKED, causal=True)),
     "kept, chained": (
         replace(KEPT, schedule="chained", rescale="always", order_of_groups="free"),
@@ -190,6 +198,9 @@ def test_a_launch_in_front_leaves_values_in_the_workspace():
 def test_blocks_turn_nothing_and_consumers_have_what_that_took():
     assert producer_registers(HALF, PLAIN, H200) == 24 < 56
     assert replace(HALF, values="in_place").smem_bytes(PLAIN, H200) - HALF.smem_bytes(PLAIN, H200) == 6144
+    # Queries in registers: four for every 32 columns.
+    held = replace(HALF, q_in_registers=True)
+    assert needed_registers(held, replace(PLAIN, head_dim=80)) - needed_registers(HALF, PLAIN) == 12
     wide = replace(ASKED, head_dim=256, head_dim_v=256)
     assert needed_registers(SMALL_WEIGHTS, wide) - needed_registers(KEPT, wide) == 128
 
