@@ -3,8 +3,8 @@ shared memory, so that blocks copy bytes and turn nothing into anything else.
 
 A tile has the values of as many keys as are walked at a time; there are zeros for keys that are not there.
 Products of weights of f16 take f16, rows of keys in chunks of 64 columns. Those of weights of eight bits
-take columns: rows of 128 keys, of which each sixteen are in the order in which a thread has its weights. Rows
-of 128 bytes are swizzled either way.
+take columns: chunks of 32 keys, of which each sixteen are in the order in which a thread has its weights.
+Rows are swizzled either way, of 128 bytes and of 32.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from .workspace import Region
 VALUE_TILE_THREADS, VALUE_TILE_SMEM_BYTES = 128, 16
 
 
-def value_regions(keys_per_tile: int, tile_bytes: int) -> tuple[Region, ...]:
+def value_region(keys_per_tile: int, tile_bytes: int) -> Region:
     """Returns where in a workspace values are, in tiles of so many keys and bytes."""
     tiles = BATCH * KV_HEADS * divided_up(KEYS, Constant(keys_per_tile))
-    return (Region("v_tiles", tiles * (tile_bytes // 4), "values as products read them"),)
+    return Region("v_tiles", tiles * (tile_bytes // 4), "values as products read them")
 
 
 def value_tile_launch(keys_per_tile: int) -> Launch:

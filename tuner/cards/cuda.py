@@ -408,7 +408,6 @@ class CudaRunner:
         """What the problem's kernels are timed on, kept until another problem is measured or computed."""
         if self._tensors is None or self._tensors.problem != problem:
             self._tensors = self._arena = None
-            self._arena_floats = 0
             self._tensors = draw_tensors(self._cuda, self._allocate, problem)
         return self._tensors
 

@@ -57,7 +57,7 @@ from ...handover.split_tiles import (
     walked_regions,
     walked_tile_launches,
 )
-from ...handover.value_tiles import VALUE_TILE_THREADS, value_regions, value_tile_launch
+from ...handover.value_tiles import VALUE_TILE_THREADS, value_region, value_tile_launch
 from ...handover.workspace import Region, Workspace
 from ...launch import MAIN_ROLE, Launch
 from ...layout import DENSE, PACKED, PACKED_PAGED, PAGED
@@ -172,14 +172,14 @@ class Wgmma(AdvisedParameters):
     def workspace_of(self, problem: Problem, main: Launch) -> Workspace | None:
         if self.splits_in_front:
             return Workspace(walked_regions(self.bc, qk_chunks(problem), chunks(problem.head_dim_v)))
-        regions: tuple[Region, ...] = ()
+        regions: list[Region] = []
         if self.keeps_sums():
             floats = (main.max_blocks or 0) * self.kept_floats(problem)
-            regions += (Region("o_sums", Constant(floats), "outputs so far"),)
+            regions.append(Region("o_sums", Constant(floats), "outputs so far"))
         if self.turns_values_in_front:
-            regions += value_regions(self.bc, value_bytes(self, problem))
+            regions.append(value_region(self.bc, value_bytes(self, problem)))
         if regions:
-            return Workspace(regions)
+            return Workspace(tuple(regions))
         return super().workspace_of(problem, main)
 
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:

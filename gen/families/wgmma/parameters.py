@@ -23,7 +23,7 @@ F16, E4M3 = "f16", "e4m3"
 ROWS, HEADS, TILES = "rows", "heads", "tiles"
 IN_PLACE, IN_FRONT = "in_place", "in_front"
 SEGMENTS = "segments"
-#: Keys of a segment: of values of one sign tensor cores cut off less than a hundredth of their sum.
+#: Keys of a segment: of values of one sign tensor cores cut off up to a twenty-fifth of their sum.
 SEGMENT_KEYS = 2048
 #: How hyperbolic tangents of scores are taken.
 POLYNOMIAL, UNIT, MIXED, CUBIC, QUINTIC = "polynomial", "unit", "mixed", "cubic", "quintic"

@@ -88,9 +88,9 @@ class RuledParameters(Parameters):
             return None
         if not problem.has_scales:
             return f"values={self.values}: products read those of {problem.dtype} as they are"
-        return self._lies_whole(problem, f"values={self.values}")
+        return self._why_not_whole(problem, f"values={self.values}")
 
-    def _lies_whole(self, problem: Problem, what: str) -> str | None:
+    def _why_not_whole(self, problem: Problem, what: str) -> str | None:
         """Why launches in front cannot leave tiles for all blocks."""
         if problem.layout is not DENSE or problem.append is not None:
             return f"{what}: made for queries and keys that lie there whole, with one length each"
@@ -167,7 +167,7 @@ class RuledParameters(Parameters):
             return None
         if not is_split(problem):
             return f"split={self.split}: {problem.dtype} is not split"
-        return self._lies_whole(problem, f"split={self.split}")
+        return self._why_not_whole(problem, f"split={self.split}")
 
     @rule("combination", after="summed_columns")
     def _columns_are_summed_apart(self, problem: Problem, limits: DeviceLimits) -> str | None:

@@ -51,10 +51,9 @@ def raw_chunks(variant: Parameters, problem: Problem) -> tuple[int, int]:
 def value_bytes(variant: Parameters, problem: Problem) -> int:
     """Returns the bytes of a tile of values as products read it: of each key rows of 16 bits, or of each
     column its keys of eight."""
-    if variant.has_small_weights() and variant.turns_values_in_front:
-        return variant.bc * problem.head_dim_v
     if variant.has_small_weights():
-        return CHUNK_BYTES * problem.head_dim_v * -(-variant.bc // CHUNK_BYTES)
+        keys = variant.bc if variant.turns_values_in_front else CHUNK_BYTES * -(-variant.bc // CHUNK_BYTES)
+        return keys * problem.head_dim_v
     return CHUNK_BYTES * variant.bc * chunks(problem.head_dim_v)
 
 
@@ -135,9 +134,8 @@ def tensor_maps(variant: Parameters, problem: Problem) -> tuple[TensorMap, ...]:
     if problem.has_scales:
         swizzle = CHUNK_BYTES if variant.has_small_weights() else 16
         values = TensorMap("v", share, raw_chunks(variant, problem)[1], swizzle=swizzle)
-    factors = (TensorMap("k", share, columns), values)
-    if variant.turns_values_in_front:
-        factors = factors[:1]
+    keys = TensorMap("k", share, columns)
+    factors = (keys,) if variant.turns_values_in_front else (keys, values)
     if not variant.pack_heads:  # whose rows lie apart
         factors = (TensorMap("q", GROUP_ROWS, columns), *factors)
     # Of float32, packed heads and split keys each thread writes what it has.

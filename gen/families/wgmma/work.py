@@ -192,20 +192,10 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
     ramp = ramp_columns(problem)
     factor_bytes += 2 * bc * ramp
     weight_bytes = item * 2 * GROUP_ROWS * bc if variant.p_in_shared else 0  # written and read
-    in_front = variant.turns_values_in_front
-    if problem.has_scales and not in_front:
-        # Of values, read as they came and written as f16, or transposed.
-        weight_bytes = (1 + value_size) * bc * dv / groups
     products = 1
     split: dict[str, Any] = {}
-    if variant.has_small_weights():
-        split["split_slots"] = KEEPING_SLOTS * dv / 2 * bc / SEGMENT_KEYS if variant.keeps_sums() else dv / 2
-    if variant.has_small_weights() and not in_front:
-        blocks = bc / TRANSPOSED_KEYS * dv / TRANSPOSED_COLUMNS
-        split["splitter_slots"] = blocks * TRANSPOSING_SLOTS / (4 * groups)
-    if in_front:
-        values = problem.batch * problem.num_kv_heads * problem.seqlen_k * dv
-        split |= {"launches_in_front": 1, "bytes_in_front": (1 + value_size) * values}
+    if problem.has_scales:
+        weight_bytes, split = _of_eight_bits(variant, problem, value_size)
     if problem.dtype == "f32":
         products, score_size = PARTS_PRODUCTS, 1.0
         factor_bytes = PARTS_PRODUCTS * 2 * (bc * dv + d * (bc + GROUP_ROWS))
@@ -231,7 +221,9 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
         walks=walks,
         heads=heads,
         heads_together=min(heads, variant.section) if variant.section else heads,
-        tile_bytes=bc * (item * problem.head_dim + (value_size if in_front else item) * dv) / variant.cluster,
+        tile_bytes=bc
+        * (item * problem.head_dim + (value_size if variant.turns_values_in_front else item) * dv)
+        / variant.cluster,
         copies=_copies(variant, problem) / variant.copiers,
         finds_pages=problem.layout.is_paged,
         cluster=variant.cluster * variant.bias_heads * variant.splits,
@@ -359,6 +351,23 @@ def _asked(variant: Wgmma, problem: Problem, limits: DeviceLimits, masked_share:
             1.0 if changing else partial
         )
     return counts
+
+
+def _of_eight_bits(variant: Wgmma, problem: Problem, value_size: int) -> tuple[float, dict[str, Any]]:
+    """Bytes of shared memory that a tile's values of eight bits cost a warpgroup, turned into ``value_size``
+    bytes each, and what else they and sums of their products do."""
+    bc, groups, dv = variant.bc, variant.consumers, problem.head_dim_v
+    found: dict[str, Any] = {}
+    if variant.has_small_weights():
+        found["split_slots"] = KEEPING_SLOTS * dv / 2 * bc / SEGMENT_KEYS if variant.keeps_sums() else dv / 2
+    if variant.turns_values_in_front:
+        values = problem.batch * problem.num_kv_heads * problem.seqlen_k * dv
+        return 0.0, found | {"launches_in_front": 1, "bytes_in_front": (1 + value_size) * values}
+    if variant.has_small_weights():
+        blocks = bc / TRANSPOSED_KEYS * dv / TRANSPOSED_COLUMNS
+        found["splitter_slots"] = blocks * TRANSPOSING_SLOTS / (4 * groups)
+    # Read as they came and written as f16, or transposed.
+    return (1 + value_size) * bc * dv / groups, found
 
 
 def _split_in_place(variant: Wgmma, problem: Problem, scores: float) -> tuple[float, dict[str, Any]]:

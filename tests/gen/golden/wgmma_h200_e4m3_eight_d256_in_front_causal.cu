@@ -388,8 +388,7 @@ __device__ __forceinline__ unsigned long long step_of_columns(unsigned long long
   return tile + ((step / 4 * int(sizeof(Chunk)) + step % 4 * 32) >> 4);
 }
 
-// What wgmma reads of 32 keys of values that were transposed: rows of 32 bytes, swizzled, groups of eight rows one
-// after the other.
+// What wgmma reads of 32 keys of transposed values: rows of 32 bytes, swizzled, groups of eight one after the other.
 __device__ __forceinline__ unsigned long long descriptor_of_values(const void* start) {
   constexpr unsigned long long kSwizzle32 = 3ULL << 62, kGroupOfRows = 256ULL >> 4 << 32;
   return kSwizzle32 | kGroupOfRows | 1ULL << 16 | (shared_address(start) & 0x3ffff) >> 4;
