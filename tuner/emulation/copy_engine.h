@@ -17,7 +17,8 @@
 namespace emulation {
 
 // A copy is under way from its issue to a random later moment. Meanwhile the target of a load is uninitialized; the source
-// of a store is read at the end, at the latest when it is waited for.
+// of a store is read when that is waited for, or at the end, and there is nothing where it goes until then: in some blocks
+// until that, too, is waited for, or their end.
 class CopyEngine {
  public:
   CopyEngine(Scheduler& scheduler, PhaseBarriers& barriers, AsyncView& view)
@@ -26,9 +27,12 @@ class CopyEngine {
   void start() {
     loads_.clear();
     stores_.clear();
+    withheld_.clear();
     sends_.clear();
     std::fill(groups_.begin(), groups_.end(), 0);
     reluctant_ = scheduler_.random().next() % 2;
+    Random ahead = scheduler_.random();  // which draws no number that others would draw
+    withholds_ = ahead.next() >> 8 & 1;
   }
 
   bool busy() const { return !loads_.empty() || !stores_.empty() || !sends_.empty(); }
@@ -72,21 +76,36 @@ class CopyEngine {
     sends_.push_back(send);
   }
 
-  // Adds floats to those in global memory, each of them at once, in whatever order.
-  void add(void* global, const void* shared, size_t bytes, const char* what, int line) {
+  // Stores floats in global memory, or adds them to those there, each of them at once, in whatever order.
+  void store_floats(void* global, const void* shared, size_t bytes, bool adds, const char* what, int line) {
     BoxCopy copy = describe_bytes(global, shared, bytes, what, line);
-    copy.adds = true;
+    copy.adds = adds;
     start_store(std::move(copy));
   }
 
   void commit() { ++groups_[scheduler_.current().index]; }
 
-  // Lets stores of the running thread's earlier groups read what they store.
-  void wait(unsigned groups_left) {
+  // Lets stores of the running thread's earlier groups read what they store, or land.
+  void wait(unsigned groups_left, bool landed) {
     const unsigned thread = scheduler_.current().index, committed = groups_[thread];
     const unsigned end = committed - std::min(committed, groups_left);
+    const auto awaited = [&](const BoxCopy& copy) { return copy.thread == thread && copy.group < end; };
     for (size_t i = 0; i < stores_.size();) {
-      stores_[i].thread == thread && stores_[i].group < end ? land_store(i) : void(++i);
+      if (!awaited(stores_[i])) {
+        ++i;
+      } else if (withholds_) {
+        withheld_.push_back(take_store(i));
+      } else {
+        land(take_store(i));
+      }
+    }
+    for (size_t i = 0; landed && i < withheld_.size();) {
+      if (awaited(withheld_[i])) {
+        land(withheld_[i]);
+        withheld_.erase(withheld_.begin() + i);
+      } else {
+        ++i;
+      }
     }
     if (scheduler_.failed()) scheduler_.fail("");
   }
@@ -106,7 +125,7 @@ class CopyEngine {
       if (i >= others) {
         land_send(i - others);
       } else {
-        i < loads_.size() ? land_load(i) : land_store(i - loads_.size());
+        i < loads_.size() ? land_load(i) : land(take_store(i - loads_.size()));
       }
     }
     return any;
@@ -122,8 +141,10 @@ class CopyEngine {
     }
   }
 
-  // Nor may a block end before all that it loads has come: another block may have that shared memory next.
+  // Nor may a block end before all that it loads has come: another block may have that shared memory next. What it stores
+  // lands by itself.
   void check_block_end() {
+    for (const BoxCopy& copy : withheld_) land(copy);
     if (!loads_.empty()) {
       report_under_way(loads_[0]);
     } else if (!sends_.empty()) {
@@ -132,6 +153,9 @@ class CopyEngine {
   }
 
  private:
+  // Bytes that the pattern of swizzles repeats after.
+  static constexpr size_t kSwizzled = 1024;
+
   struct BoxCopy {
     BoxMap map;
     Corner corner;
@@ -142,7 +166,7 @@ class CopyEngine {
     PhaseBarriers::Barrier* barrier = nullptr;  // of a load
     unsigned group = 0;                         // of a store
     bool adds = false;                          // a store, to what is there
-    std::vector<unsigned char> source{};        // of a store, as it was
+    std::vector<unsigned char> source{};        // of a store, as it was, from where swizzles begin on
   };
 
   // What is sent to this block.
@@ -208,8 +232,7 @@ class CopyEngine {
                              view_.reason(place).c_str()));
     }
     if (EMULATION_ASAN) probe_store(copy);
-    const unsigned char* source = shared_bytes + copy.place;
-    copy.source.assign(source, source + copy.map.bytes());
+    copy.source.assign(shared_bytes + copy.place / kSwizzled * kSwizzled, shared_bytes + copy.place + copy.map.bytes());
     stores_.push_back(std::move(copy));
   }
 
@@ -229,16 +252,22 @@ class CopyEngine {
     barriers_.bring(*send.barrier, sizeof(send.bytes));
   }
 
-  void land_store(size_t i) {
-    const BoxCopy copy = std::move(stores_[i]);
+  // A store whose source is read now, and then free for others.
+  BoxCopy take_store(size_t i) {
+    BoxCopy copy = std::move(stores_[i]);
     stores_.erase(stores_.begin() + i);
-    if (memcmp(copy.source.data(), shared_bytes + copy.place, copy.source.size()) != 0) {
+    if (memcmp(copy.source.data() + copy.place % kSwizzled, shared_bytes + copy.place, copy.map.bytes()) != 0) {
       scheduler_.report(format("block %u, thread %u: the source of the %s in line %d, from byte %zu of shared memory, "
                                "changed before it was waited for",
                                blockIdx.x, copy.thread, copy.what, copy.line, copy.place));
-      return;
     }
-    copy.adds ? copy.map.add(copy.corner, shared_bytes, copy.place) : copy.map.store(copy.corner, shared_bytes, copy.place);
+    return copy;
+  }
+
+  static void land(const BoxCopy& copy) {
+    const unsigned char* source = copy.source.data();
+    const size_t place = copy.place % kSwizzled;
+    copy.adds ? copy.map.add(copy.corner, source, place) : copy.map.store(copy.corner, source, place);
   }
 
   // For the sanitizer, which tells the line of the kernel only while the thread itself accesses the array.
@@ -259,10 +288,11 @@ class CopyEngine {
   Scheduler& scheduler_;
   PhaseBarriers& barriers_;
   AsyncView& view_;
-  std::vector<BoxCopy> loads_, stores_;
+  std::vector<BoxCopy> loads_, stores_, withheld_;  // withheld: stores that have been read
   std::vector<Send> sends_;
   std::vector<unsigned> groups_;  // committed, by thread
   bool reluctant_ = false;
+  bool withholds_ = false;
 };
 
 }  // namespace emulation

@@ -78,7 +78,7 @@ inline void tma_store_until(const CUtensorMap* map, const void* shared, int x, i
                             int line = __builtin_LINE()) {
   emulation::store_box(map, shared, {5, {x, row, head, end, emulation::kRowsEnd}}, "tma_store_until", line);
 }
-// Bytes that lie side by side, and floats that are added to those in global memory.
+// Bytes that lie side by side, and floats that are stored in global memory or added to those there.
 inline void bulk_load(void* shared, const void* global, unsigned bytes, unsigned long long* barrier,
                       int line = __builtin_LINE()) {
   emulation::load_bytes(shared, global, bytes, barrier, "bulk_load", line);
@@ -86,11 +86,27 @@ inline void bulk_load(void* shared, const void* global, unsigned bytes, unsigned
 inline void bulk_add(float* global, const float* shared, unsigned bytes, int line = __builtin_LINE()) {
   emulation::add_floats(global, shared, bytes, "bulk_add", line);
 }
+inline void bulk_store(float* global, const float* shared, unsigned bytes, int line = __builtin_LINE()) {
+  emulation::store_floats(global, shared, bytes, "bulk_store", line);
+}
 inline void tma_commit() { emulation::commit_stores(); }
 template <int kGroups>
 void tma_wait_read() {
-  emulation::wait_for_stores(kGroups);
+  emulation::wait_for_stores(kGroups, false);
 }
+// The same until what they store is there.
+template <int kGroups>
+void tma_wait() {
+  emulation::wait_for_stores(kGroups, true);
+}
+
+// ---- ld.acquire, st.release ---------------------------------------------------------------------------------------
+// Numbers in global memory by which blocks of a launch wait for each other.
+
+inline void wait_for_number(const int* place, int number, int line = __builtin_LINE()) {
+  emulation::wait_for_number(place, number, "wait_for_number", line);
+}
+inline void leave_number(int* place, int number) { __atomic_store_n(place, number, __ATOMIC_RELEASE); }
 
 // ---- bar.sync, bar.arrive ----------------------------------------------------------------------------------------
 

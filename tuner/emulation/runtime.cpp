@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -52,6 +53,9 @@ struct Grid {
   size_t shared_bytes;
   bool dependent;  // on launches in front of it, for which it waits
   std::atomic<bool>* waited;  // whether some block has
+  // Host threads that run blocks, those of them whose block waits for another's number, and whether a block has failed.
+  std::atomic<unsigned>*running, *waiting;
+  const std::atomic<bool>* failed;
 };
 
 class Cluster;
@@ -118,6 +122,27 @@ class Block : public Scheduler {
     }
     if (engine.busy()) return engine.advance(!others_wait || threads == Runnable::kSome) || threads != Runnable::kNone;
     return threads != Runnable::kNone || release_barrier();
+  }
+
+  // Until a block of another cluster has left the number there: one that has been begun, for no other gets this host thread.
+  // Where all wait for such numbers for long, nobody does.
+  void wait_for_number(const int* place, int number, const char* what, int line) {
+    using Clock = std::chrono::steady_clock;
+    constexpr std::chrono::seconds kLong{20};
+    int there = 0;
+    const auto is_there = [&] { return (there = __atomic_load_n(place, __ATOMIC_ACQUIRE)) == number; };
+    ++*grid_.waiting;
+    for (auto since = Clock::now(); !is_there();) {
+      const unsigned others = *grid_.running - 1;
+      if (*grid_.waiting <= others) since = Clock::now();
+      if (*grid_.failed || others == 0 || Clock::now() - since > kLong) {
+        --*grid_.waiting;
+        fail(format("%s: %s in line %d for %d, where %d is: no block leaves it there", here().c_str(), what, line, number,
+                    there));
+      }
+      std::this_thread::yield();
+    }
+    --*grid_.waiting;
   }
 
   bool ended() const { return ended_; }
@@ -626,10 +651,16 @@ void load_bytes(void* shared, const void* global, size_t bytes, unsigned long lo
   running->engine.load_bytes(shared, global, bytes, barrier, what, line);
 }
 void add_floats(float* global, const float* shared, size_t bytes, const char* what, int line) {
-  running->engine.add(global, shared, bytes, what, line);
+  running->engine.store_floats(global, shared, bytes, true, what, line);
+}
+void store_floats(float* global, const float* shared, size_t bytes, const char* what, int line) {
+  running->engine.store_floats(global, shared, bytes, false, what, line);
 }
 void commit_stores() { running->engine.commit(); }
-void wait_for_stores(unsigned groups_left) { running->engine.wait(groups_left); }
+void wait_for_stores(unsigned groups_left, bool landed) { running->engine.wait(groups_left, landed); }
+void wait_for_number(const int* place, int number, const char* what, int line) {
+  running->wait_for_number(place, number, what, line);
+}
 void fence_proxy() { running->view.fence(); }
 
 bool elect(const char* what, int line) {
@@ -750,8 +781,13 @@ int launch(KernelCall call, const void* kernel, unsigned cluster, bool dependent
     }
   }
   std::atomic<bool> waited{false};
-  const Grid grid{call, kernel, parameters, grid_blocks, grid_threads, shared, dependent, &waited};
   const uint64_t clusters = blocks / cluster;
+  const uint64_t wanted = config.host_threads > 0 ? config.host_threads : std::thread::hardware_concurrency();
+  const uint64_t host_threads = std::max<uint64_t>(std::min({wanted, clusters, kMaxFibers / threads / cluster}), 1);
+  std::atomic<unsigned> running_threads{unsigned(host_threads)}, waiting_threads{0};
+  std::atomic<bool> failed{false};
+  const Grid grid{call,      kernel,  parameters,       grid_blocks,      grid_threads, shared,
+                  dependent, &waited, &running_threads, &waiting_threads, &failed};
   std::atomic<uint64_t> next{0};
   std::mutex failure_mutex;
   std::string failure;
@@ -767,14 +803,14 @@ int launch(KernelCall call, const void* kernel, unsigned cluster, bool dependent
         const std::lock_guard<std::mutex> lock(failure_mutex);
         if (failure.empty()) failure = why;
         next = clusters;
+        failed = true;
         break;
       }
       running = nullptr;
     }
+    --running_threads;
     fesetenv(&environment);
   };
-  const uint64_t wanted = config.host_threads > 0 ? config.host_threads : std::thread::hardware_concurrency();
-  const uint64_t host_threads = std::max<uint64_t>(std::min({wanted, clusters, kMaxFibers / threads / cluster}), 1);
   std::vector<std::thread> helpers;
   // Host threads of their own even for a single one: thread-local shared memory goes away with them.
   for (uint64_t i = 0; i < host_threads; ++i) helpers.emplace_back(work);

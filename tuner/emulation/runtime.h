@@ -115,11 +115,15 @@ void load_box(void* shared, const CUtensorMap* map, unsigned long long* barrier,
 void multicast_box(void* shared, const CUtensorMap* map, unsigned long long* barrier, unsigned blocks,
                    const Corner& corner, const char* what, int line);
 void store_box(const CUtensorMap* map, const void* shared, const Corner& corner, const char* what, int line);
-// Bytes side by side, by the copy engine; floats are added to those that are there.
+// Bytes side by side, by the copy engine; floats are stored, or added to those that are there.
 void load_bytes(void* shared, const void* global, size_t bytes, unsigned long long* barrier, const char* what, int line);
 void add_floats(float* global, const float* shared, size_t bytes, const char* what, int line);
+void store_floats(float* global, const float* shared, size_t bytes, const char* what, int line);
 void commit_stores();
-void wait_for_stores(unsigned groups_left_in_flight);
+// Until they have been read where they come from, or `landed` where they go.
+void wait_for_stores(unsigned groups_left_in_flight, bool landed);
+// Until another block has left the number there.
+void wait_for_number(const int* place, int number, const char* what, int line);
 // Shows this thread's ordinary writes to the copy engine and to products.
 void fence_proxy();
 void store_matrices(void* row, const unsigned* registers, int count, const char* what, int line, bool transposed = false);

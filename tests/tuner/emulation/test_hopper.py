@@ -992,6 +992,7 @@ def test_a_block_does_not_end_before_what_is_sent_to_it_has_come():
   cluster_sync();
   const float four[4] = {};
   if (i == 0 && blockIdx.x == 0) send_to_block(place_in_block(64, 1), four, place_in_block(0, 1));
+  if (i == 0) out[0] = 0;
   cluster_sync();
 """
     build, words = warpgroups.emulated(body, blocks=2, cluster=2), np.zeros(1, np.uint32)
@@ -1140,6 +1141,64 @@ def test_bytes_side_by_side_are_loaded_and_floats_added():
     np.testing.assert_array_equal(found[:24], np.concatenate([words[8:24], words[:8]]))
     # Three times by each of four threads.
     np.testing.assert_array_equal(found[24:].view(np.float32), 12.0 * np.arange(1, 33))
+
+
+#: Blocks that add to the same floats one behind the other, the first of them by storing its own.
+HANDED_DEVICE = "__device__ int taken, next_block;"
+HANDED_BODY = """
+  float* sums = reinterpret_cast<float*>(shared_bytes);
+  __shared__ int number;
+  if (i == 0) number = atomicAdd(&taken, 1);
+  __syncthreads();
+  sums[i] = float(1 << number) * float(i);
+  fence_proxy_async();
+  __syncthreads();
+  if (i != 0) return;
+  wait_for_number(&next_block, number);
+  float* there = reinterpret_cast<float*>(out);
+  if (number == 0) bulk_store(there, sums, 512); else bulk_add(there, sums, 512);
+  tma_commit();
+  tma_wait<0>();
+  if (number + 1 == gridDim.x) taken = 0;
+  leave_number(&next_block, (number + 1) % gridDim.x);
+"""
+
+
+def test_blocks_hand_on_what_is_in_memory():
+    build = warpgroups.emulated(HANDED_BODY, device=HANDED_DEVICE, blocks=5)
+    for seed in range(6):
+        found = warpgroups.run(build, np.zeros(1, np.uint32), np.zeros(128, np.uint32), seed=seed)
+        np.testing.assert_array_equal(found.view(np.float32), 31.0 * np.arange(128))
+
+
+STORED_BODY = """
+  float* words = reinterpret_cast<float*>(shared_bytes);
+  words[i] = float(i);
+  fence_proxy_async();
+  __syncthreads();
+  if (i != 0) return;
+  float* const there = reinterpret_cast<float*>(out);
+  bulk_store(there, words, 512);
+  tma_commit();
+  tma_wait_read<0>();
+  words[0] = 99;
+  tma_wait<0>();
+  for (int j = 0; j < 128; ++j) out[128 + j] = there[j] == float(j);
+"""
+
+
+def test_floats_are_stored_once_that_is_waited_for():
+    def is_right(body: str, seed: int) -> bool:
+        found = warpgroups.run(
+            warpgroups.emulated(body), np.zeros(1, np.uint32), np.zeros(256, np.uint32), seed=seed
+        )
+        np.testing.assert_array_equal(found[:128].view(np.float32), np.arange(128))
+        return bool(found[128:].all())
+
+    assert all(is_right(STORED_BODY, seed) for seed in range(6))
+    # What has been read need not be there yet.
+    unwaited = [is_right(STORED_BODY.replace("  tma_wait<0>();\n", ""), seed) for seed in range(16)]
+    assert set(unwaited) == {True, False}
 
 
 SHARES_BODY = """
@@ -1478,6 +1537,14 @@ MISUSES = [
         f"if (i == 5) {{ {ADD} tma_commit(); tma_wait_read<0>(); }} __syncthreads(); words[i] = 1;"
         f" __syncthreads(); if (i == 5) {{ {ADD} }}",
         r"thread 5: bulk_add in line \d+ of byte 0 of shared memory, written without fence_proxy_async",
+    ),
+    (
+        f"if (i == 5) {{ {ADD} tma_commit(); words[1] = 1; tma_wait_read<0>(); }}",
+        r"thread 5: the source of the bulk_add in line \d+, from byte 0 of shared memory, changed before it",
+    ),
+    (
+        "if (i == 5) wait_for_number(reinterpret_cast<int*>(out), 7);",
+        r"thread 5: wait_for_number in line \d+ for 7, where 0 is: no block leaves it there",
     ),
     # Products of warpgroups.
     (
