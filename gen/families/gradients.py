@@ -68,6 +68,12 @@ class GradientVariant(Variant):
         """Whether blocks of keys count in the workspace what they have taken, from nothing on."""
         return False
 
+    @property
+    def hands_on_sums(self) -> bool:
+        """Whether blocks of keys hand on what they add up, in the order of keys, which the workspace tells of
+        each tile of rows."""
+        return False
+
     def launch(self, problem: Problem, limits: DeviceLimits) -> Launch:
         """Returns the launch that makes the gradients of keys and values."""
         smem_bytes = self.smem_bytes(problem, limits)
@@ -126,6 +132,7 @@ class GradientVariant(Variant):
             "statistics_lanes": statistics_lanes(problem.head_dim_v, self.access_width(problem)),
             "summed_columns": self.summed_columns(problem),
             "reads_sums": self.reads_sums,
+            "hands_on_sums": self.hands_on_sums,
             "postprocess_rows": postprocess.rows_per_block,
             "postprocess_threads": postprocess.threads,
             # Floats that a lane adds to memory at once.

@@ -137,6 +137,7 @@ GRADIENTS: tuple[Tuned, ...] = (
             "ranges": "of_rows",
             "min_blocks": 1,
             "turns": "free",
+            "sums": "any_order",
         },
         device={
             "name": "NVIDIA H200",

@@ -165,6 +165,7 @@ GRADIENTS: tuple[Tuned, ...] = (
             "ranges": "of_keys",
             "min_blocks": 1,
             "turns": "free",
+            "sums": "any_order",
         },
         device={
             "name": "NVIDIA H200",

@@ -136,6 +136,7 @@ GRADIENTS: tuple[Tuned, ...] = (
             "ranges": "of_rows",
             "min_blocks": 1,
             "turns": "one",
+            "sums": "any_order",
         },
         device={
             "name": "NVIDIA H200",

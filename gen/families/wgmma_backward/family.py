@@ -13,7 +13,11 @@ for rows, or columns, of their own; the copy engine, or the threads, add what co
 whatever order, and a last launch reads these. Or the blocks of a cluster, which keep neighbouring keys of a
 head and walk the same rows in step, send these sums to each other, and each adds up and writes a share: in
 one order, and without a launch or memory beside, but where a head has more keys, which the cluster then takes
-in turns, leaving sums in memory from one to the next.
+in turns, leaving sums in memory from one to the next. Or blocks hand sums on: those of each tile of rows go
+through memory from block to block in the order of keys, the first storing them, the last writing gradients.
+So nothing is cleared before or read behind, either, and what is under way stays in L2. Blocks take tiles of
+keys in that order, too, and none waits for one that nobody has begun (as in FlashAttention-2's and -3's
+deterministic backward passes, whose sums are cleared and read by launches).
 
 Head dims whose sums are more than a thread's registers are made ``apart``: of the same keys one warpgroup
 makes weights and dv, another the gradients of scores and dk, to which weights come through shared memory;
@@ -36,7 +40,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from ...expression import Constant
+from ...expression import Constant, divided_up
 from ...handover.split_tiles import (
     ARRAYS_OF_GRADIENTS,
     TILE_ROWS,
@@ -46,7 +50,7 @@ from ...handover.split_tiles import (
     tile_regions,
 )
 from ...handover.workspace import Region, Workspace
-from ...launch import QUERIES_ROLE, Launch
+from ...launch import BATCH, Q_HEADS, QUERIES_ROLE, ROWS, Launch
 from ...layout import DENSE, PACKED
 from ...limits import DeviceLimits
 from ...operation import BACKWARD
@@ -61,6 +65,8 @@ from .rules import RuledParameters
 
 #: The region of a workspace that counts the turns which blocks have taken.
 TURNS = "turns"
+#: And that which says of each tile of rows whose keys come next.
+NEXT_KEYS = "next_keys"
 
 
 @dataclass(frozen=True)
@@ -106,13 +112,18 @@ class WgmmaBackward(UsedTiles, RuledParameters):
         workspace = super().workspace_of(problem, main)
         if self.counts_turns:
             # Right behind the sums, where kernels look for it.
-            return Workspace(
-                (*workspace.regions, Region(TURNS, Constant(1), "the turns that blocks have taken"))
-            )
+            turns = Region(TURNS, Constant(1), "the turns that blocks have taken")
+            return Workspace((*workspace.regions, turns, *self._handed_regions()))
         if not is_split(problem):
             return workspace
         tiles = tile_regions(chunks(problem.head_dim), chunks(problem.head_dim_v))
         return Workspace((*workspace.regions, *tiles))
+
+    def _handed_regions(self) -> tuple[Region, ...]:
+        if not self.hands_on_sums:
+            return ()
+        tiles = BATCH * Q_HEADS * divided_up(ROWS, Constant(self.br))
+        return (Region(NEXT_KEYS, tiles, "of tiles of rows, the tile of keys that adds to them next"),)
 
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
         row_threads, smem_of_rows, _ = self.blocks_of_queries(problem)

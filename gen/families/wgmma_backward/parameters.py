@@ -23,6 +23,8 @@ PRODUCER_REGISTERS_OF_TILES = 40
 #: What one keeps where the producer's other warps add up what blocks of a cluster send each other; and how
 #: many these are.
 ADDING_REGISTERS, ADDING_WARPS = 56, 3
+#: And where one of them hands on what blocks add up in memory.
+HANDING_REGISTERS = 40
 #: Registers of a consumer beside its sums and products: addresses, numbers of rows, scales; and more where
 #: changes of scores are made and differentiated, or threads of warpgroups apart, or of blocks that stay, add
 #: to memory.
@@ -53,6 +55,10 @@ OF_ROWS, OF_KEYS = "of_rows", "of_keys"
 #: The tiles of keys that a block takes: one; or it stays, as many as run at once, and takes those that are a
 #: multiple of their number apart, or whenever it is free the next that nobody has taken.
 ONE, FIXED, FREE = "one", "fixed", "free"
+#: In which order blocks add to a row's gradients in memory: whoever comes; or in that of their keys, each
+#: handing on what there is, so that the first stores it, the last writes gradients, and every run makes the
+#: same bits.
+ANY_ORDER, HANDED_ON = "any_order", "handed_on"
 #: The share of L2 that heads of a section fill.
 SECTION_SHARE = 0.6
 
@@ -119,6 +125,12 @@ class Parameters(GradientVariant):
         doc="tiles of keys that a block takes: one, or each so-manieth, or the next whenever it is free",
         implied=True,
     )
+    sums: str = param(
+        ANY_ORDER,
+        HANDED_ON,
+        doc="who adds to queries' gradients next: whoever comes, or the block whose keys are next",
+        implied=True,
+    )
 
     @property
     def consumers(self) -> int:
@@ -155,8 +167,13 @@ class Parameters(GradientVariant):
         return self.turns == FREE
 
     @property
+    def hands_on_sums(self) -> bool:
+        """Whether blocks hand sums on, one behind the other, and the last one writes gradients."""
+        return self.sums == HANDED_ON
+
+    @property
     def reads_sums(self) -> bool:
-        return not self.sums_in_cluster
+        return not self.sums_in_cluster and not self.hands_on_sums
 
     def sums_of_block(self, problem: Problem) -> int:
         """Returns how many tiles of 16 rows by 8 columns a block of a cluster adds up and writes of each
@@ -258,7 +275,7 @@ class Parameters(GradientVariant):
         if self.meeting == LATE:
             barriers += self.ds_stages
         # The number of a turn takes no more room than a barrier.
-        barriers += self.persistent + 3 * self.counts_turns
+        barriers += self.persistent + 3 * self.counts_turns + 3 * self.hands_on_sums
         if self.sums_in_cluster:
             sums = ITEM_BYTES["f32"] * self.sum_stages * self.br * problem.head_dim
             barriers += 1 + 2 * self.sum_stages
@@ -311,6 +328,8 @@ class Parameters(GradientVariant):
         """Returns what a thread of the producer keeps."""
         if self.sums_in_cluster:
             return ADDING_REGISTERS
+        if self.hands_on_sums:
+            return HANDING_REGISTERS
         return PRODUCER_REGISTERS_OF_TILES if is_split(problem) else PRODUCER_REGISTERS
 
     def kept_registers(self, problem: Problem) -> int:

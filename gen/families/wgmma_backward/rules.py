@@ -16,6 +16,7 @@ from .parameters import (
     ATOMICS,
     BULK,
     BY_HEAD,
+    FREE,
     IN_SHARED,
     OF_ROWS,
     STEP,
@@ -254,6 +255,25 @@ class RuledParameters(RulesOfParts):
             return told + "for whole consumers of 16-bit keys that add queries' gradients up in memory"
         if problem.layout.is_packed:
             return told + "tiles of packed sequences are a plan's, by block"
+        return None
+
+    @rule("combination", after="sums")
+    def _sums_are_handed_on(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if not self.hands_on_sums:
+            return None
+        told = f"sums={self.sums}: "
+        if self.dq_path != BULK or self.turns != FREE:
+            # Only turns that are taken in their order never wait for one that nobody has begun.
+            return told + f"for dq_path={BULK} and turns={FREE}, where blocks take keys in their order"
+        _, columns = self.query_share(problem)
+        if columns and problem.head_dim % columns:
+            return told + f"{problem.head_dim} columns are no whole shares of {columns}"
+        return None
+
+    @rule("combination", after="sums", advisory=True)
+    def _handing_on_is_asked_for(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.hands_on_sums:
+            return f"sums={self.sums}: no card has run it yet, so that nobody gets it unasked"
         return None
 
     def _columns_beyond(self, problem: Problem, given: int) -> int:

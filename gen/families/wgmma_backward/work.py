@@ -86,7 +86,8 @@ def wgmma_backward_work(variant: WgmmaBackward, problem: Problem, limits: Device
         return LaunchesWork((of_parts,), others=4, moved_bytes=moved, by_warpgroups=True)
     blocks = _of_keys(variant, problem)
     of_keys = _launch(blocks, variant.threads(), smem_bytes, limits, variant.min_blocks)
-    if variant.sums_in_cluster:
+    if not variant.reads_sums:
+        # What blocks hand on stays in L2, of a cluster's in shared memory.
         moved += problem.num_q_heads * problem.total_q * problem.head_dim * ITEM_BYTES[problem.dtype]
         return LaunchesWork((of_keys,), others=1, moved_bytes=moved, by_warpgroups=True)
     if columns := variant.summed_columns(problem):

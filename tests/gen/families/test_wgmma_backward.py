@@ -42,6 +42,7 @@ LATE = "others awaited once keys' sums are started, rows of keys"
 LATE_PARTS = "others awaited beside the next tile"
 SHARED_SM = "two blocks on an SM, rows of keys"
 STAYS, STAYS_IN_PARTS = "blocks stay, heads by sections", "blocks stay, parts, others awaited late"
+HANDED_ON, HANDED_ON_IN_PARTS = "sums handed on, by columns", "sums handed on, by rows, in parts"
 WAYS: dict[str, tuple[WgmmaBackward, Problem]] = {
     "f16": (SMALL, replace(PROBLEM, dtype="f16", head_dim=64, head_dim_v=64)),
     "two consumers, weights first": (
@@ -152,6 +153,42 @@ WAYS: dict[str, tuple[WgmmaBackward, Problem]] = {
         ),
         replace(PROBLEM, head_dim=128, head_dim_v=128),
     ),
+    HANDED_ON: (
+        WgmmaBackward(dq_path="bulk", turns="free", sums="handed_on", order="by_section"),
+        replace(PROBLEM, head_dim=128, head_dim_v=128),
+    ),
+    HANDED_ON_IN_PARTS: (
+        WgmmaBackward(
+            br=128,
+            schedule="ahead",
+            parts=2,
+            kept="registers",
+            dq_path="bulk",
+            meeting="late",
+            ranges="of_keys",
+            turns="free",
+            sums="handed_on",
+        ),
+        replace(PROBLEM, head_dim=64, head_dim_v=40),
+    ),
+    "handed on, one stage of all, by rows": (
+        WgmmaBackward(
+            br=128,
+            dq_path="bulk",
+            q_stages=1,
+            dout_stages=1,
+            ds_stages=1,
+            turns="free",
+            sums="handed_on",
+        ),
+        replace(PROBLEM, dtype="f16", head_dim=72, head_dim_v=48),
+    ),
+    "handed on by a lone consumer": (
+        WgmmaBackward(
+            bc=64, schedule="ahead", dq_path="bulk", turns="free", sums="handed_on", order="heaviest_first"
+        ),
+        replace(PROBLEM, head_dim=64, head_dim_v=40),
+    ),
     CLUSTER: (
         WgmmaBackward(br=128, dq_path="cluster", cluster=4, heads=2),
         replace(PROBLEM, head_dim=64, head_dim_v=40),
@@ -187,6 +224,9 @@ SCORED_BY = {
         br=128, schedule="ahead", parts=2, dq_path="bulk", meeting="late", ranges="of_keys"
     ),
     "cluster": replace(SMALL, br=64, rows=128, keys=64, dq_path="cluster", cluster=2),
+    "handed on": replace(
+        SMALL, br=64, rows=128, keys=64, dq_path="bulk", turns="free", sums="handed_on", ranges="of_keys"
+    ),
 }
 SCORED = [(way, name) for name in SCORINGS if name != "plain" for way in SCORED_BY]
 
@@ -307,6 +347,12 @@ def test_nothing_is_read_or_written_out_of_bounds(way: str) -> None:
             (STAYS_IN_PARTS, "atomicAdd(turns_taken(args), 1)", "atomicAdd(turns_taken(args), 2)"),
             (STAYS_IN_PARTS, "first_key = number % tiles * kBc;", "first_key = 0;"),
             (STAYS_IN_PARTS, "ds_pipe.advance();\n", "\n"),
+            (HANDED_ON, "        if (!begins) wait_for_number(place, nth);\n", ""),
+            (HANDED_ON, "const bool begins = first >= neighbours.end_before", "const bool begins = true"),
+            (HANDED_ON, "first < neighbours.first_behind", "first <= neighbours.first_behind"),
+            (HANDED_ON, "    tma_wait<0>();\n", ""),
+            (HANDED_ON, "if (become == kLast) {", "if (false) {"),
+            (HANDED_ON_IN_PARTS, "first_before + share_row", "first + share_row"),
             ("apart", "if (--left > 0) named_barrier_arrive", "if (false) named_barrier_arrive"),
             ("apart", "factors[e] * (gradient[4 * i + e] - ", "factors[e] * (gradient[4 * i + e] + "),
         ],
@@ -317,8 +363,10 @@ def test_nothing_is_read_or_written_out_of_bounds(way: str) -> None:
 def test_mistakes_are_found(way: str, right: str, wrong: str) -> None:
     kernel = kernel_of(way, causal=True)
     assert right in kernel.source
+    mistaken = replace(kernel, source=kernel.source.replace(right, wrong))
     with pytest.raises((WrongResult, CorruptedMemory, LaunchError)):
-        check(replace(kernel, source=kernel.source.replace(right, wrong)))
+        for seed in range(1, 5):
+            check(mistaken, seed=seed)
 
 
 @pytest.mark.parametrize("dims", [(64, 64), (128, 64), (256, 256)])
@@ -413,6 +461,45 @@ EDGES = [
 ]
 
 
+def test_sums_are_handed_on_without_another_launch() -> None:
+    kernel = kernel_of(HANDED_ON)
+    assert [each.role for each in kernel.launches] == ["statistics", "kernel"]
+    assert repeats_bits(kernel.launches)
+    assert "Sums begin at nothing" not in kernel.source
+    # Of each tile of 64 rows of twelve heads a number more than the sums, which regions of 256 bytes have.
+    handed, added = (
+        each.workspace_bytes({"batch": 3, "num_q_heads": 4, "seqlen_q": 700})
+        for each in (kernel, render(replace(WAYS[HANDED_ON][0], sums="any_order"), WAYS[HANDED_ON][1], H200))
+    )
+    assert handed - added == -(-12 * 11 * 4 // 256) * 256
+
+
+def test_sums_are_handed_on_where_turns_are_in_order() -> None:
+    handed, problem = WAYS[HANDED_ON]
+    for others in ({"turns": "fixed"}, {"turns": "one"}, {"dq_path": "launch", "turns": "one"}):
+        with pytest.raises(Illegal, match="sums=handed_on: for dq_path=bulk and turns=free"):
+            render(replace(handed, **others), problem, H200)
+    with pytest.raises(Illegal, match="sums=handed_on: 72 columns are no whole shares of 64"):
+        render(handed, replace(problem, head_dim=72, head_dim_v=72), H200)
+
+
+@needs_compiler
+@pytest.mark.parametrize("case", sampled(EDGES, 1, thorough=3))
+@pytest.mark.parametrize("way", [HANDED_ON, HANDED_ON_IN_PARTS])
+def test_sums_handed_on_make_gradients_of_all_rows(way: str, case: Case) -> None:
+    """Also of those that see no keys."""
+    kernel = kernel_of(way, causal=True)
+    device, rng = SimDevice("emulated", H200), np.random.default_rng(3)
+    build = device.toolchain().build(kernel)
+    assert check_case(device.open(), build, case, rng) < kernel.problem.tolerance
+    left = kernel.source.replace("*reinterpret_cast<Elements*>(dq + x) = Elements{};", "")
+    assert left != kernel.source
+    if case is EDGES[0]:
+        build = device.toolchain().build(replace(kernel, source=left))
+        with pytest.raises((WrongResult, CorruptedMemory)):
+            check_case(device.open(), build, case, rng)
+
+
 @needs_compiler
 @pytest.mark.parametrize("case", sampled(EDGES, 1, thorough=3))
 def test_clusters_write_gradients_of_all_rows(case: Case) -> None:
@@ -431,9 +518,10 @@ def test_clusters_write_gradients_of_all_rows(case: Case) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("causal", [False, True])
-def test_clusters_make_the_same_bits_every_run(causal: bool) -> None:
-    """In whatever order blocks come along; of keys for two turns."""
-    kernel = kernel_of(COLUMNS_IN_CLUSTER, causal=causal)
+@pytest.mark.parametrize("way", [COLUMNS_IN_CLUSTER, HANDED_ON])
+def test_the_same_bits_are_made_every_run(way: str, causal: bool) -> None:
+    """In whatever order blocks come along; of keys for two turns and more."""
+    kernel = kernel_of(way, causal=causal)
     problem, rng = kernel.problem, np.random.default_rng(0)
     shapes = ((1, 4, 150, problem.head_dim), (1, 2, 300, problem.head_dim))
     q, k, v = reference.random_inputs("normal", *shapes, scale=0.1, rng=rng, dtype=problem.dtype)
@@ -498,6 +586,21 @@ FULL = {
         64,
     ),
     "128, stays": (WgmmaBackward(dq_path="bulk", turns="free", order="by_section"), 128, 128),
+    "128, handed on": (WgmmaBackward(dq_path="bulk", turns="free", sums="handed_on"), 128, 128),
+    "64, parts, late, handed on": (
+        WgmmaBackward(
+            br=128,
+            schedule="ahead",
+            parts=2,
+            kept="registers",
+            dq_path="bulk",
+            meeting="late",
+            turns="free",
+            sums="handed_on",
+        ),
+        64,
+        64,
+    ),
     "96, values in registers": (WgmmaBackward(schedule="ahead", kept="values", dq_path="bulk"), 96, 96),
     "64, cluster": (WgmmaBackward(br=128, dq_path="cluster", cluster=4), 64, 64),
     "64, cluster, parts": (
