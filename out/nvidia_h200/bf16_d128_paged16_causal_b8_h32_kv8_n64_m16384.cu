@@ -23,12 +23,13 @@
 //   section = 1                heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
 //   pack_heads = true          query heads that share keys fill one tile's rows together
+//   copiers = 4                warps that copy a tile's pieces of pages
 //   cluster = 2                blocks that share each copy of K and V
 //
 // Measured on NVIDIA H200, batch 8, 32 query and 8 key/value heads, 64 query and 16384 key rows, pages of 16,
-// with a causal mask: 231.9 us (median), spread 0.4 %, 591.5 TFLOP/s, 168 registers per thread, occupancy
-// 19 %. Largest error per head against float64: 1.8e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA
-// 13.0). Tuned by flashgen 0.2.0, seed 0.
+// with a causal mask: 209 us (median), spread 0.5 %, 656.4 TFLOP/s, 168 registers per thread, occupancy 19 %.
+// Largest error per head against float64: 1.9e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0).
+// Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
 //
@@ -42,7 +43,7 @@
 //         --seqlen-q 64 --seqlen-k 16384 --family wgmma --set br=128 --set bc=128 --set persistent=true \
 //         --set q_stages=1 --set k_stages=3 --set v_stages=3 --set schedule=overlapped \
 //         --set q_in_registers=true --set order_of_groups=products --set rescale=lazy --set poly_exp=0 \
-//         --set section=1 --set min_blocks=1 --set pack_heads=true --set cluster=2
+//         --set section=1 --set min_blocks=1 --set pack_heads=true --set copiers=4 --set cluster=2
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -105,7 +106,8 @@ constexpr int kMaxBlocks = 132;  // that NVIDIA H200 runs at once, each of which
 constexpr int kRowsEnd = 1 << 30;
 constexpr long long kWayRound = 1LL << 34;
 constexpr int kPiece = 16;  // keys that are copied together: of one page, and of one tile
-constexpr int kPieces = kShare / kPiece;  // of a share of a tile, each copied by a lane of the producer's warp
+constexpr int kPieces = kShare / kPiece;  // of a share of a tile, each copied by a lane of a warp of the producer
+constexpr int kCopiers = 4, kLanes = kPieces / kCopiers;  // warps that copy, and lanes of each
 static_assert(kPieces <= 32 && kPiece % 8 == 0, "pieces are of whole groups of eight rows, swizzled alike");
 constexpr int kKStages = 3, kVStages = 3;  // tiles of K and of V in shared memory
 
@@ -810,7 +812,7 @@ __device__ __forceinline__ int heads_of_page(const AttentionArgs& args, long lon
   return args.num_kv_heads == 1 || args.num_pages == 1 ? 1 : int(page_stride / head_stride);
 }
 
-// Where the keys are that a tile sees, for the lanes of the producer's warp, each of which has one piece of a tile.
+// Where the keys are that a tile sees, for the lanes of the warps that copy, each of which has one piece of a tile.
 struct KeySource {
   PagedRows rows;
   int kv_head, k_heads, v_heads;  // of maps: so many a page
@@ -821,12 +823,12 @@ struct KeySource {
         kv_head(tile.head / (args.num_q_heads / args.num_kv_heads)),
         k_heads(heads_of_page(args, args.k_stride_page, args.k_stride_head)),
         v_heads(heads_of_page(args, args.v_stride_page, args.v_stride_head)),
-        own(blockIdx.x % kCluster * kShare + threadIdx.x % 32 * kPiece) {}
+        own(blockIdx.x % kCluster * kShare + (threadIdx.x / 32 * kLanes + threadIdx.x % 32) * kPiece) {}
 
   // The page of a lane's piece of a tile. What the sequence has not may be in any: zeros will come of it.
   __device__ __forceinline__ int find_page(int first_key) const {
     const int key = first_key + own;
-    if (threadIdx.x % 32 >= kPieces || key > rows.last_key) return 0;
+    if (threadIdx.x % 32 >= kLanes || key > rows.last_key) return 0;
     return page_of(rows, unsigned(key) / unsigned(kPageSize));
   }
 };
@@ -835,7 +837,7 @@ struct KeySource {
 // where those of the sequence do.
 __device__ __forceinline__ void load_keys(
     KChunk* k, const TensorMaps& maps, Barrier* full, int first_key, const KeySource& source, int page) {
-  if (threadIdx.x % 32 >= kPieces) return;
+  if (threadIdx.x % 32 >= kLanes) return;
   const int key = first_key + source.own, row = unsigned(key) % unsigned(kPageSize);
   const int end = min(max(source.rows.last_key + 1 - (key - row), 0), kPageSize);  // of the page's rows
 #pragma unroll 1
@@ -849,7 +851,7 @@ __device__ __forceinline__ void load_keys(
 // where those of the sequence do.
 __device__ __forceinline__ void load_values(
     VChunk* v, const TensorMaps& maps, Barrier* full, int first_key, const KeySource& source, int page) {
-  if (threadIdx.x % 32 >= kPieces) return;
+  if (threadIdx.x % 32 >= kLanes) return;
   const int key = first_key + source.own, row = unsigned(key) % unsigned(kPageSize);
   const int end = min(max(source.rows.last_key + 1 - (key - row), 0), kPageSize);  // of the page's rows
 #pragma unroll 1
@@ -864,7 +866,7 @@ __device__ __forceinline__ void load_values(
 __device__ __forceinline__ void produce_tile(
     const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, const Tile& tile,
     PipelineState<kKStages>& k_pipe, PipelineState<kVStages>& v_pipe) {
-  const bool leads = threadIdx.x % 32 == 0;
+  const bool leads = threadIdx.x == 0;
   const KeySource source(args, tile);
   // Of the lane's piece of a tile. Looked up before the wait for its stage, which hides how long that takes.
   const auto find_page = [&](int n) { return n < tile.first_tile ? 0 : source.find_page(n * kBc); };
@@ -1045,7 +1047,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
   PipelineState<kVStages> v_pipe;
   if (warp < 4) {
     give_registers<24>();
-    if (warp == 0) {
+    if (warp < kCopiers) {
       if (elect_one()) {
         prefetch_map(&maps.k);
         prefetch_map(&maps.v);
@@ -1173,4 +1175,4 @@ extern "C" int attention_bf16_d128_paged16(const AttentionArgs* args, cudaStream
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 8, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 64, "seqlen_k": 16384, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto", "page_size": 16}, "family": "wgmma", "variant": {"pack_heads": true, "br": 128, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 128, "persistent": true, "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "copiers": 1, "k_stages": 3, "v_stages": 3, "summed_columns": 0, "schedule": "overlapped", "q_in_registers": true, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 2, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_paged16", "launches": [{"threads": 384, "smem_bytes": 230400, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "k", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 2, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "0206b8b35ea844bf", "figures": [1829, 1152]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 8, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 64, "seqlen_k": 16384, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto", "page_size": 16}, "family": "wgmma", "variant": {"pack_heads": true, "br": 128, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 128, "persistent": true, "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "copiers": 4, "k_stages": 3, "v_stages": 3, "summed_columns": 0, "schedule": "overlapped", "q_in_registers": true, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 2, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_paged16", "launches": [{"threads": 384, "smem_bytes": 230400, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "k", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 2, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "52b3c2286132841e", "figures": [1902, 1166]}

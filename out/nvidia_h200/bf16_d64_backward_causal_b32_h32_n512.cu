@@ -11,21 +11,21 @@
 //   br = 128                   query rows that pass by them
 //   schedule = ahead           products with weights: after those of their gradients, beside, or beside a tile ahead
 //   parts = 2                  parts of them whose weights are made one behind the other
-//   kept = registers           what products read from registers: values, or keys as well
+//   kept = values              what products read from registers: values, or keys as well
 //   q_stages = 2               tiles of queries in shared memory
-//   dout_stages = 2            tiles of gradients of outputs in shared memory
+//   dout_stages = 3            tiles of gradients of outputs in shared memory
 //   dq_path = bulk             who makes queries' gradients: a launch, or blocks of keys by sums in memory
 //   ds_stages = 2              tiles of gradients of scores in shared memory, where blocks of keys do
 //   rows = 128                 query rows that a block of the other launch keeps
 //   keys = 64                  keys that pass by them
 //   k_stages = 2               tiles of keys in shared memory
 //   v_stages = 2               tiles of values in shared memory
-//   order = by_head            blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
-//   meeting = late             when consumers await each other's gradients of scores: at once, or with other products begun
+//   order = by_section         blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
 //   turns = free               tiles of keys that a block takes: one, or each so-manieth, or the next whenever it is free
+//   sums = handed_on           who adds to queries' gradients next: whoever comes, or the block whose keys are next
 //
-// Measured on NVIDIA H200, batch 32, 32 heads, 512 rows, with a causal mask: 416.6 us (median), spread 0.4 %,
-// 206.2 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.4e-03.
+// Measured on NVIDIA H200, batch 32, 32 heads, 512 rows, with a causal mask: 405.1 us (median), spread 0.6 %,
+// 212.1 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.3e-03.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -38,9 +38,9 @@
 //     flashgen emit bf16_d64_backward_causal_b32_h32_n512.cu \
 //         --device h200 --dtype bf16 --d 64 --backward --causal --batch 32 --heads 32 --seqlen 512 \
 //         --family wgmma-backward --set bc=128 --set apart=false --set br=128 --set schedule=ahead \
-//         --set parts=2 --set kept=registers --set q_stages=2 --set dout_stages=2 --set dq_path=bulk \
+//         --set parts=2 --set kept=values --set q_stages=2 --set dout_stages=3 --set dq_path=bulk \
 //         --set ds_stages=2 --set rows=128 --set keys=64 --set k_stages=2 --set v_stages=2 \
-//         --set order=by_head --set meeting=late --set turns=free
+//         --set order=by_section --set turns=free --set sums=handed_on
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -93,10 +93,14 @@ constexpr int kParts = 2, kWeighedRows = kPassingRows / kParts;  // of them, whi
 constexpr int kConsumers = 2;  // warpgroups that compute, beside the producer
 constexpr int kThreads = 384;
 constexpr int kMaxBlocks = 132;  // as many as run at once
-constexpr int kQStages = 2, kDoutStages = 2;  // tiles of them in shared memory
+constexpr int kQStages = 2, kDoutStages = 3;  // tiles of them in shared memory
 constexpr int kDsStages = 2;  // tiles of gradients of scores in shared memory
 constexpr int kShareTiles = 1, kShareColumns = 64;  // of queries' gradients, of 64 rows, by consumer
-constexpr int kPostprocessRows = 64, kPostprocessThreads = 128;
+constexpr int kGradientsBarrier = 1;  // named: all consumers have written their gradients of scores
+// What becomes of a block's sums of a tile of rows: others add to them, or they are gradients with those of all keys before,
+// or they alone.
+constexpr int kHandedOn = 0, kLast = 1, kOnly = 2;
+constexpr long long kSectionBytes = 37748736;  // of L2, for what passes by
 constexpr int kRowBox = 128, kKeyBox = 128;  // rows and keys that one copy brings
 constexpr int kStatisticsRows = 32, kStatisticsThreads = 256;
 
@@ -117,18 +121,19 @@ struct SharedStorage {
   alignas(1024) PassingRows q[kQStages][kDChunks];
   alignas(1024) PassingRows dout[kDoutStages][kDvChunks];
   alignas(1024) PassingRows gradients[kDsStages][kBc / kChunk];  // of scores, a row for each query row
-  // Sums on their way to memory, by warp.
-  alignas(128) float shares[kConsumers][4][kShareTiles][16 * kShareColumns];
+  // Sums of a tile of rows, as they lie in memory, on their way there or from there.
+  alignas(128) float sums[kPassingRows * kD];
   alignas(16) float lse[kQStages][kPassingRows], delta[kDoutStages][kPassingRows];
   // A stage is full once its bytes have arrived, and empty once every warp of consumers has done with it.
   Barrier kept_full, q_full[kQStages], q_empty[kQStages], dout_full[kDoutStages], dout_empty[kDoutStages];
-  Barrier gradients_full[kDsStages];  // once every warp of consumers has stored its own
   Barrier kept_empty;  // once every warp of consumers has read what it needs of keys and values
   Barrier next_full, next_empty;  // once the producer has told the next turn, and every warp of consumers has read it
   int next;
+  Barrier sums_open, sums_done;  // once it is known what becomes of them, and once every warp of consumers has done it
+  int become;
 };
 
-static_assert(sizeof(SharedStorage) == 199680, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 216064, "the size that pruning counted on");
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
@@ -186,6 +191,11 @@ __device__ __forceinline__ void barrier_wait(Barrier* barrier, unsigned parity) 
       : "memory");
 }
 
+// Waits until `threads` threads have come to barrier `id` of the block, this one's warp among them.
+__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
 // Shows ordinary writes to shared memory to the copy engine and the tensor cores.
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
@@ -224,6 +234,14 @@ __device__ __forceinline__ void bulk_add(float* global, const float* shared, uns
                : "memory");
 }
 
+// Stores them there.
+__device__ __forceinline__ void bulk_store(float* global, const float* shared, unsigned bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+               :
+               : "l"(__cvta_generic_to_global(global)), "r"(shared_address(shared)), "r"(bytes)
+               : "memory");
+}
+
 __device__ __forceinline__ void tma_commit() {
   asm volatile("cp.async.bulk.commit_group;" : : : "memory");
 }
@@ -232,6 +250,29 @@ __device__ __forceinline__ void tma_commit() {
 template <int kGroups>
 __device__ __forceinline__ void tma_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(kGroups) : "memory");
+}
+
+// The same until they are there.
+template <int kGroups>
+__device__ __forceinline__ void tma_wait() {
+  asm volatile("cp.async.bulk.wait_group %0;" : : "n"(kGroups) : "memory");
+}
+
+// Waits until another block has left `number` there. What it did before can be seen then, by the copy engine too.
+__device__ __forceinline__ void wait_for_number(const int* place, int number) {
+  int there;
+  do {
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(there) : "l"(__cvta_generic_to_global(place)) : "memory");
+  } while (there != number);
+  asm volatile("fence.proxy.async.global;" : : : "memory");
+}
+
+// Leaves a number for whoever waits for it.
+__device__ __forceinline__ void leave_number(int* place, int number) {
+  asm volatile("st.release.gpu.global.s32 [%0], %1;"
+               :
+               : "l"(__cvta_generic_to_global(place)), "r"(number)
+               : "memory");
 }
 
 __device__ __forceinline__ void ldmatrix_x4(unsigned* m, const void* row) {
@@ -462,7 +503,8 @@ __device__ __forceinline__ float* delta_of(const AttentionArgs& args, int batch,
   return lse_of(args, batch, head) +
          ((static_cast<long long>(args.batch)) * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64;
 }
-// Sums of the gradients of a head's queries, before scores' scale: tiles of 16 rows by 8 columns, as products leave them.
+// Sums of the gradients of a head's queries, before scores' scale: tiles of 16 rows by 8 columns, as products leave them,
+// which blocks hand on.
 __device__ __forceinline__ long long num_query_sums(const AttentionArgs& args) {
   return (args.seqlen_q + 15) / 16 * (16LL * 64);
 }
@@ -476,6 +518,16 @@ __device__ __forceinline__ float* query_sums_of(const AttentionArgs& args, int b
 __device__ __forceinline__ float* query_sum_at(float* sums, int row_tile, int column_tile) {
   const int lane = threadIdx.x % 32;
   return sums + (row_tile * 8LL + column_tile) * 128 + lane * 4;
+}
+// Of a head's tiles of rows, the tile of keys that adds to their sums next.
+__device__ __forceinline__ int* next_keys_of(const AttentionArgs& args, int batch, int head) {
+  const int tiles = (args.seqlen_q + kPassingRows - 1) / kPassingRows;
+  const long long batches = args.batch;
+  return reinterpret_cast<int*>(
+             args.workspace + (batches * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
+             (batches * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
+             (batches * args.num_q_heads * ((args.seqlen_q + 15) / 16 * 16) * 64 + 63) / 64 * 64 + 64) +
+         (static_cast<long long>(batch) * args.num_q_heads + head) * tiles;
 }
 
 // Turns a product of a row and a key into its weight, and the gradient of the weight into that of the product, but for
@@ -582,9 +634,17 @@ __device__ __forceinline__ void load_rows(
   }
 }
 
+// At the barriers where warps tell one lane arrives for its warp. compute-sanitizer's racecheck takes an arrival for the
+// arriving lane's alone, whatever __syncwarp came before: for it all arrive.
+#ifdef FLASHGEN_RACECHECK
+constexpr int kArrivals = 32;
+#else
+constexpr int kArrivals = 1;
+#endif
+
 // A warp has done with a stage.
 __device__ __forceinline__ void release(Barrier* empty) {
-  if (threadIdx.x % 32 == 0) barrier_arrive(empty);
+  if (threadIdx.x % 32 < kArrivals) barrier_arrive(empty);
 }
 
 // The keys that a block takes in a turn, of a head, and the rows that see some of them: so many tiles of each query head.
@@ -592,14 +652,21 @@ struct Turn {
   int batch, kv_head, first_key, end_key, first_row, end_row, of_head;
 
   __device__ __forceinline__ Turn(const AttentionArgs& args, int number) {
-    const int tiles = tiles_of_keys(args);
-    first_key = number % tiles * kBc;
-    kv_head = number / tiles % args.num_kv_heads;
-    batch = number / tiles / args.num_kv_heads;
+    const int tiles = tiles_of_keys(args), group = args.num_q_heads / args.num_kv_heads;
+    // Heads one section behind the other, of which L2 has what passes by; of a section the heaviest tiles first.
+    const int all_heads = args.batch * args.num_kv_heads;
+    const long long passing = 1LL * group * args.seqlen_q * (kD * 6 + kDv * 2);  // bytes, of a head
+    const int section = max(1, int(min(kSectionBytes / max(passing, 1LL), 1LL * all_heads)));
+    const int before = number / (tiles * section) * section, nth = number - tiles * before;
+    const int beside = min(section, all_heads - before), nth_head = before + nth % beside;
+    first_key = nth / beside * kBc;
+    kv_head = nth_head % args.num_kv_heads;
+    batch = nth_head / args.num_kv_heads;
     end_key = min(first_key + kBc, args.seqlen_k);
     find_rows(args, batch, first_key, end_key, first_row, end_row);
     first_row -= first_row % kPassingRows;
-    of_head = first_row < end_row ? (end_row - first_row + kPassingRows - 1) / kPassingRows : 0;
+    // Where a tile's rows end before these keys or begin behind them, too: its sums pass by here.
+    of_head = (end_row - first_row + kPassingRows - 1) / kPassingRows;
   }
 
   static __device__ __forceinline__ int tiles_of_keys(const AttentionArgs& args) {
@@ -610,7 +677,7 @@ struct Turn {
   }
 };
 
-// How many turns have been taken beside the first ones of all blocks: behind the sums of all heads.
+// How many turns have been taken: behind the sums of all heads.
 __device__ __forceinline__ int* turns_taken(const AttentionArgs& args) {
   return reinterpret_cast<int*>(query_sums_of(args, args.batch, 0));
 }
@@ -689,35 +756,111 @@ __device__ __forceinline__ void start_shares(
   wgmma_commit();
 }
 
-// Brings a warp's share to shared memory, as it shall lie in memory, once it is made.
-__device__ __forceinline__ void stage_shares(
-    float (&staged)[kShareTiles][16 * kShareColumns], float (&shares)[kShareTiles][kShareColumns / 2]) {
-  const int lane = threadIdx.x % 32;
-  if (lane == 0) tma_wait_read<0>();  // what was there has gone
-  __syncwarp();
+// Has a warp's share of a tile's sums, once it is made, where they are handed on from; or makes gradients of it, at `dq`
+// from `first_row` on.
+__device__ __forceinline__ void hand_on_share(
+    const AttentionArgs& args, SharedStorage& smem, unsigned& phase, float (&shares)[kShareTiles][kShareColumns / 2],
+    float* place, Element* dq, int first_row) {
 #pragma unroll
-  for (int tile = 0; tile < kShareTiles; ++tile) {
-    hold(shares[tile]);
+  for (int tile = 0; tile < kShareTiles; ++tile) hold(shares[tile]);
+  barrier_wait(&smem.sums_open, phase);
+  phase ^= 1;
+  const int become = smem.become;
+  if (become == kHandedOn) {
 #pragma unroll
-    for (int i = 0; i < kShareColumns / 2; i += 4) {
-      *reinterpret_cast<float4*>(staged[tile] + i * 32 + lane * 4) =
-          make_float4(shares[tile][i], shares[tile][i + 1], shares[tile][i + 2], shares[tile][i + 3]);
+    for (int tile = 0; tile < kShareTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < kShareColumns / 2; i += 4) {
+        *reinterpret_cast<float4*>(place + tile * 64 * kD + i * 32) =
+            make_float4(shares[tile][i], shares[tile][i + 1], shares[tile][i + 2], shares[tile][i + 3]);
+      }
+    }
+    fence_proxy_async();
+  } else {
+#pragma unroll
+    for (int tile = 0; tile < kShareTiles; ++tile) {
+      if (become == kLast) {
+#pragma unroll
+        for (int i = 0; i < kShareColumns / 2; i += 4) {
+          const float4 before = *reinterpret_cast<const float4*>(place + tile * 64 * kD + i * 32);
+          shares[tile][i] += before.x, shares[tile][i + 1] += before.y;
+          shares[tile][i + 2] += before.z, shares[tile][i + 3] += before.w;
+        }
+      }
+      write_rows(dq, args.dq_stride_row, first_row + 64 * tile, args.seqlen_q, shares[tile], args.scale);
     }
   }
+  __syncwarp();
+  release(&smem.sums_done);
 }
 
-// Has the copy engine add a warp's share, of rows from `first_row` on, to sums; `place`: where its columns of them begin.
-__device__ __forceinline__ void add_shares(
-    const AttentionArgs& args, float* place, int first_row, const float (&staged)[kShareTiles][16 * kShareColumns]) {
-  fence_proxy_async();
-  __syncwarp();
-  if (threadIdx.x % 32 != 0) return;
-#pragma unroll
-  for (int tile = 0; tile < kShareTiles; ++tile) {
-    if (first_row + 64 * tile >= args.seqlen_q) break;
-    bulk_add(place + tile * 64 * kD, staged[tile], kShareColumns * 16 * sizeof(float));
+// What the turns before and behind one have in common with it: rows from `end_before` on have seen no keys before, and
+// those up to `first_behind` see none behind. Both begin tiles.
+struct NeighbourTurns {
+  int end_before = 0, first_behind = 0x7fffffff;
+
+  __device__ __forceinline__ NeighbourTurns(const AttentionArgs& args, const Turn& turn) {
+    int first_row, end_row;
+    if (turn.first_key > 0) {
+      find_rows(args, turn.batch, turn.first_key - kBc, turn.first_key, first_row, end_row);
+      end_before = (end_row + kPassingRows - 1) / kPassingRows * kPassingRows;
+    }
+    if (turn.end_key < args.seqlen_k) {
+      find_rows(args, turn.batch, turn.end_key, min(turn.end_key + kBc, args.seqlen_k), first_row, end_row);
+      first_behind = first_row / kPassingRows * kPassingRows;
+    }
   }
-  tma_commit();
+};
+
+// One thread's part of a block's turns: opens shared memory for one tile of sums after the other, waits for those whose
+// keys come before, and has them moved.
+__device__ __forceinline__ void hand_on_sums(const AttentionArgs& args, SharedStorage& smem) {
+  unsigned next_phase = 0, phase = 0;
+  int told = 0, number = 0;  // what others wait to be told, once sums are in memory; and where, if told is not 0
+  int* place = nullptr;
+  const auto tell = [&] {
+    if (told == 0) return;
+    tma_wait<0>();
+    leave_number(place, told);
+    told = 0;
+  };
+#pragma unroll 1
+  while (true) {
+    barrier_wait(&smem.next_full, next_phase);
+    number = smem.next;
+    barrier_arrive(&smem.next_empty);
+    next_phase ^= 1;
+    if (number >= Turn::count(args)) break;
+    const Turn turn(args, number);
+    const NeighbourTurns neighbours(args, turn);
+    const int nth = turn.first_key / kBc, group = args.num_q_heads / args.num_kv_heads;
+#pragma unroll 1
+    for (int head = turn.kv_head * group; head < (turn.kv_head + 1) * group; ++head) {
+#pragma unroll 1
+      for (int first = turn.first_row + (turn.of_head - 1) * kPassingRows; first >= turn.first_row; first -= kPassingRows) {
+        const bool begins = first >= neighbours.end_before, ends = first < neighbours.first_behind;
+        smem.become = !ends ? kHandedOn : begins ? kOnly : kLast;
+        if (!ends || begins) barrier_arrive(&smem.sums_open);
+        tell();
+        place = next_keys_of(args, turn.batch, head) + first / kPassingRows;
+        if (!begins) wait_for_number(place, nth);
+        float* const sums = query_sums_of(args, turn.batch, head) + 1LL * first * kD;
+        const unsigned bytes = min(kPassingRows, (args.seqlen_q - first + 15) / 16 * 16) * kD * sizeof(float);
+        if (ends && !begins) {
+          barrier_expect(&smem.sums_open, bytes);
+          bulk_load(smem.sums, sums, bytes, &smem.sums_open);
+        }
+        barrier_wait(&smem.sums_done, phase);
+        phase ^= 1;
+        if (ends) continue;
+        if (begins) bulk_store(sums, smem.sums, bytes); else bulk_add(sums, smem.sums, bytes);
+        tma_commit();
+        tma_wait_read<0>();
+        told = nth + 1;
+      }
+    }
+  }
+  tell();
 }
 
 // Leaves of each row its log-sum-exp and the sum of dout * o, less the gradient of the log-sum-exp; 8 lanes do a row.
@@ -734,12 +877,11 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
   const int tiles = (args.seqlen_q + kStatisticsRows - 1) / kStatisticsRows;
   const int tile = int(blockIdx.x) % tiles, head = int(blockIdx.x) / tiles % args.num_q_heads;
   const int batch = int(blockIdx.x) / tiles / args.num_q_heads;
-  // Sums begin at nothing, of the last block's rows also those that fill up a tile.
-  constexpr int kBlockSums = kStatisticsRows * 64;
-  float* const sums = query_sums_of(args, batch, head);
-  const long long end_sum = tile + 1 < tiles ? (tile + 1LL) * kBlockSums : num_query_sums(args);
-  for (long long i = 1LL * tile * kBlockSums + threadIdx.x * 4; i < end_sum; i += kStatisticsThreads * 4) {
-    *reinterpret_cast<float4*>(sums + i) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  // Of the tiles of rows that begin here the next keys are the first, for whom nobody waits.
+  const int first_tile = (tile * kStatisticsRows + kPassingRows - 1) / kPassingRows;
+  const int end_tile = (min((tile + 1) * kStatisticsRows, args.seqlen_q) + kPassingRows - 1) / kPassingRows;
+  for (int n = first_tile + int(threadIdx.x); n < end_tile; n += kStatisticsThreads) {
+    next_keys_of(args, batch, head)[n] = 0;
   }
   const int lane = int(threadIdx.x) % kLanes, end_row = min((tile + 1) * kStatisticsRows, args.seqlen_q);
 #pragma unroll
@@ -764,6 +906,14 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
 #pragma unroll
     for (int bit = 1; bit < kLanes; bit *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, bit);
     if (!is_there) continue;
+    if (first_key_of(args, batch, row) >= end_key_of(args, batch, row)) {
+      // Sees nothing, nor may the rest of its tile: then nobody else writes its gradient.
+      __nv_bfloat16* const dq =
+          args.dq + batch * args.dq_stride_batch + head * args.dq_stride_head + row * args.dq_stride_row;
+      for (int x = lane * 8; x < kD; x += kLanes * 8) {
+        *reinterpret_cast<Elements*>(dq + x) = Elements{};
+      }
+    }
     if (row == args.seqlen_q - 1) {
       for (int filling = args.seqlen_q + lane; filling < filled_rows(args); filling += kLanes) {
         lse_of(args, batch, head)[filling] = kInfinity;
@@ -788,22 +938,22 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
     barrier_init(&smem.kept_full, 1);
-    barrier_init(&smem.kept_empty, 4 * kConsumers);
+    barrier_init(&smem.kept_empty, kArrivals * 4 * kConsumers);
     barrier_init(&smem.next_full, 1);
-    barrier_init(&smem.next_empty, 4 * kConsumers);
+    barrier_init(&smem.next_empty, kArrivals * 4 * kConsumers + 1);
+    barrier_init(&smem.sums_open, 1);
+    barrier_init(&smem.sums_done, kArrivals * 4 * kConsumers);
     for (int i = 0; i < kQStages; ++i) {
       barrier_init(&smem.q_full[i], 1);
-      barrier_init(&smem.q_empty[i], 4 * kConsumers);
+      barrier_init(&smem.q_empty[i], kArrivals * 4 * kConsumers);
     }
     for (int i = 0; i < kDoutStages; ++i) {
       barrier_init(&smem.dout_full[i], 1);
-      barrier_init(&smem.dout_empty[i], 4 * kConsumers);
+      barrier_init(&smem.dout_empty[i], kArrivals * 4 * kConsumers);
     }
-    for (int i = 0; i < kDsStages; ++i) barrier_init(&smem.gradients_full[i], 4 * kConsumers);
     fence_barrier_init();
   }
   wait_for_earlier_launches();
-  let_next_launch_begin();
   __syncthreads();
 
   PipelineState<kQStages> q_pipe;
@@ -811,22 +961,28 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   unsigned kept_phase = 0, next_phase = 0;
   const int count = Turn::count(args);
   if (warp < 4) {
-    give_registers<24>();
+    give_registers<40>();
+    if (warp == 1 && elect_one()) hand_on_sums(args, smem);
     if (warp != 0 || !elect_one()) return;
     prefetch_map(&maps.k);
     prefetch_map(&maps.v);
     prefetch_map(&maps.q);
     prefetch_map(&maps.dout);
+    // Turns are taken in their order from the first on: none waits for one that nobody has begun.
+    int number = atomicAdd(turns_taken(args), 1);
+    barrier_wait(&smem.next_empty, next_phase ^ 1);
+    smem.next = number;
+    barrier_arrive(&smem.next_full);
+    next_phase ^= 1;
 #pragma unroll 1
-    for (int number = blockIdx.x, next; number < count; number = next) {
-      next = gridDim.x + atomicAdd(turns_taken(args), 1);
+    while (number < count) {
       const Turn turn(args, number);
       const int batch = turn.batch;
       bool is_kept = false;
 #pragma unroll 1
       for (int head = turn.kv_head * group; head < (turn.kv_head + 1) * group; ++head) {
 #pragma unroll 1
-        for (int n = 0, first = turn.first_row; n < turn.of_head; ++n, first += kPassingRows) {
+        for (int first = turn.first_row + (turn.of_head - 1) * kPassingRows; first >= turn.first_row; first -= kPassingRows) {
           Barrier* const q_full = &smem.q_full[q_pipe.stage];
           barrier_wait(&smem.q_empty[q_pipe.stage], q_pipe.phase ^ 1);
           barrier_expect(q_full, sizeof(smem.q[0]) + sizeof(smem.lse[0]));
@@ -850,39 +1006,46 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
           kept_phase ^= 1;
         }
       }
+      // Not before: others would wait for a turn that this block has taken and not begun.
+      number = atomicAdd(turns_taken(args), 1);
       barrier_wait(&smem.next_empty, next_phase ^ 1);
-      smem.next = next;
+      smem.next = number;
       barrier_arrive(&smem.next_full);
       next_phase ^= 1;
     }
     return;
   }
-  take_registers<240>();
-  PipelineState<kDsStages> ds_pipe;
+  take_registers<232>();
+  int ds_stage = 0;
+  unsigned sums_phase = 0;
+  int number = 0;
+  barrier_wait(&smem.next_full, next_phase);
+  number = smem.next;
+  __syncwarp();
+  release(&smem.next_empty);
+  next_phase ^= 1;
 #pragma unroll 1
-  for (int number = blockIdx.x; number < count;) {
+  while (number < count) {
     const Turn turn(args, number);
     const int batch = turn.batch, kv_head = turn.kv_head, first_key = turn.first_key;
     const int first_row = turn.first_row, of_head = turn.of_head;
     const int consumer = warp / 4 - 1, lane = threadIdx.x % 32;
     const int own = consumer * 64;  // the consumer's first key here
     const int own_key = first_key + own + warp % 4 * 16 + lane / 4;  // the thread's first
-    unsigned kept_k[kDSteps][4];
+    const unsigned long long k_desc = descriptor(smem.k[0] + own * kChunk);
     unsigned kept_v[kDvSteps][4];
     const float scale = args.scale * kLog2e;
     float sum_k[kD / 2] = {}, sum_v[kDv / 2] = {};
     const int share_row = consumer * kShareTiles * 64;  // a consumer's share of each tile of rows begins there
+    float* const place_of_share = query_sum_at(smem.sums, share_row / 16 + warp % 4, 0);
     const unsigned long long all_keys = descriptor(smem.k, sizeof(KeptKeys));
     int left = of_head * group;  // tiles
     if (left > 0) {
-      int head = kv_head * group, first = first_row;
-      // Where a warp adds its share of a tile.
-      float* place = query_sum_at(query_sums_of(args, batch, head), (first + share_row) / 16 + warp % 4, 0);
+      int head = kv_head * group, first = first_row + (of_head - 1) * kPassingRows;
       float gradient[kWeighedRows / 2];
       // Makes the gradients of the scores of a part of a tile, and adds what it makes of those of values;
-      // `beside_scores` is done while scores are made, `beside_others` while gradients of weights are;
-      // `finish` waits for what it has started, or for all but what it starts itself.
-      const auto make_gradients = [&](int part, auto beside_scores, auto beside_others, auto finish) {
+      // `beside_scores` is done while scores are made, `beside_others` while gradients of weights are.
+      const auto make_gradients = [&](int part, auto beside_scores, auto beside_others) {
         const int first_of_part = first + part * kWeighedRows, step = part * (kWeighedRows / 16);
         const unsigned long long all_dout_desc = descriptor(smem.dout[dout_pipe.stage], sizeof(PassingRows));
         const unsigned long long q_desc = step_of_keys(descriptor(smem.q[q_pipe.stage]), step);
@@ -890,7 +1053,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         float s[kWeighedRows / 2];
         unsigned weights[kWeighedRows / 16][4];
         if (part == 0) barrier_wait(&smem.q_full[q_pipe.stage], q_pipe.phase);
-        start_products<PassingRows>(s, kept_k, q_desc);
+        start_products<kDSteps, KeptKeys, PassingRows>(s, k_desc, q_desc);
         beside_scores();
         if (part == 0) barrier_wait(&smem.dout_full[dout_pipe.stage], dout_pipe.phase);
         start_products<PassingRows>(gradient, kept_v, dout_desc);
@@ -943,96 +1106,71 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         } else {
           differentiate(Constant<false>{});
         }
-        finish();
+        wgmma_wait<0>();
         if (part < 1) return;
         release(&smem.dout_empty[dout_pipe.stage]);
         dout_pipe.advance();
       };
       barrier_wait(&smem.kept_full, kept_phase);
-      take_kept(kept_k, smem.k, own);
       take_kept(kept_v, smem.v, own);
-      const auto nothing = [] {};
-      const auto wait_for_all = [] { wgmma_wait<0>(); };
-      make_gradients(0, nothing, nothing, wait_for_all);
-      {
-        unsigned gradients[kWeighedRows / 16][4];
-        pack_weights(gradient, gradients);
-        store_gradients(smem.gradients[ds_pipe.stage][consumer], gradients);
-        const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
-        start_sums(sum_k, gradients, q_desc);
-        make_gradients(1, nothing, nothing, wait_for_all);
-      }
+      make_gradients(0, [] {}, [] {});
 #pragma unroll 1
-      while (--left > 0) {
-        const int first_before = first;
+      while (true) {
+        {
+          unsigned gradients[kWeighedRows / 16][4];
+          pack_weights(gradient, gradients);
+          store_gradients(smem.gradients[ds_stage][consumer], gradients);
+          const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
+          start_sums(sum_k, gradients, q_desc);
+          make_gradients(1, [] {}, [] {});
+        }
+        if (--left == 0) break;
+        const int first_before = first, head_before = head;
         Barrier* const q_empty = &smem.q_empty[q_pipe.stage];
         unsigned gradients[kWeighedRows / 16][4];
         pack_weights(gradient, gradients);
-        store_gradients(smem.gradients[ds_pipe.stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
-        fence_proxy_async();
-        __syncwarp();
-        release(&smem.gradients_full[ds_pipe.stage]);
+        store_gradients(smem.gradients[ds_stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
         const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
         start_sums(sum_k, gradients, step_of_keys(q_desc, 1 * (kWeighedRows / 16)));
-        q_pipe.advance();
-        first += kPassingRows;
-        const bool other_head = first >= first_row + of_head * kPassingRows;
-        if (other_head) first = first_row, ++head;
+        fence_proxy_async();
+        named_barrier_sync(kGradientsBarrier, kConsumers * kWarpgroup);
         float shares[kShareTiles][kShareColumns / 2];
+        start_shares(shares, descriptor(smem.gradients[ds_stage][0] + share_row * kChunk), all_keys);
+        q_pipe.advance();
+        first -= kPassingRows;
+        if (first < first_row) first = first_row + (of_head - 1) * kPassingRows, ++head;
         make_gradients(
             0,
             [&] {
               wgmma_wait<1>();
               release(q_empty);
+              hand_on_share(
+                  args, smem, sums_phase, shares, place_of_share,
+                  args.dq + batch * args.dq_stride_batch + head_before * args.dq_stride_head, first_before + share_row);
             },
-            nothing,
             [&] {
-              barrier_wait(&smem.gradients_full[ds_pipe.stage], ds_pipe.phase);
-              start_shares(shares, descriptor(smem.gradients[ds_pipe.stage][0] + share_row * kChunk), all_keys);
-              wgmma_wait<1>();
-            });
-        ds_pipe.advance();
-        {
-          unsigned gradients[kWeighedRows / 16][4];
-          pack_weights(gradient, gradients);
-          store_gradients(smem.gradients[ds_pipe.stage][consumer], gradients);
-          const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
-          start_sums(sum_k, gradients, q_desc);
-          make_gradients(
-              1,
-              [&] {
-                wgmma_wait<1>();
-                stage_shares(smem.shares[consumer][warp % 4], shares);
-              },
-              [&] {
-                add_shares(args, place, first_before + share_row + warp % 4 * 16, smem.shares[consumer][warp % 4]);
-              },
-              wait_for_all);
-        }
-        place += kPassingRows * kD;
-        if (other_head) place = query_sum_at(query_sums_of(args, batch, head), (first + share_row) / 16 + warp % 4, 0);
+                  });
+        ds_stage ^= 1;
       }
       unsigned gradients[kWeighedRows / 16][4];
       pack_weights(gradient, gradients);
-      store_gradients(smem.gradients[ds_pipe.stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
-      fence_proxy_async();
-      __syncwarp();
-      release(&smem.gradients_full[ds_pipe.stage]);
+      store_gradients(smem.gradients[ds_stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
       const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
       start_sums(sum_k, gradients, step_of_keys(q_desc, 1 * (kWeighedRows / 16)));
-      barrier_wait(&smem.gradients_full[ds_pipe.stage], ds_pipe.phase);
+      fence_proxy_async();
+      named_barrier_sync(kGradientsBarrier, kConsumers * kWarpgroup);
       float shares[kShareTiles][kShareColumns / 2];
-      start_shares(shares, descriptor(smem.gradients[ds_pipe.stage][0] + share_row * kChunk), all_keys);
+      start_shares(shares, descriptor(smem.gradients[ds_stage][0] + share_row * kChunk), all_keys);
       wgmma_wait<0>();
-      stage_shares(smem.shares[consumer][warp % 4], shares);
-      add_shares(args, place, first + share_row + warp % 4 * 16, smem.shares[consumer][warp % 4]);
+      hand_on_share(
+          args, smem, sums_phase, shares, place_of_share,
+          args.dq + batch * args.dq_stride_batch + head * args.dq_stride_head, first + share_row);
       release(&smem.q_empty[q_pipe.stage]);
       q_pipe.advance();
-      ds_pipe.advance();
+      ds_stage ^= 1;
     }
     hold(sum_k);
     hold(sum_v);
-    tma_wait_read<0>();
     if (of_head > 0) {
       release(&smem.kept_empty);
       kept_phase ^= 1;
@@ -1051,27 +1189,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     release(&smem.next_empty);
     next_phase ^= 1;
   }
-}
-
-// Gradients of query rows: what all blocks have added up, times scores' scale; a warp writes 16 rows.
-extern "C" __global__ void __launch_bounds__(kPostprocessThreads)
-    attention_bf16_d64_backward_postprocess(const AttentionArgs args) {
-  wait_for_earlier_launches();
-  const int tiles = (args.seqlen_q + kPostprocessRows - 1) / kPostprocessRows;
-  const int tile = int(blockIdx.x) % tiles, head = int(blockIdx.x) / tiles % args.num_q_heads;
-  const int batch = int(blockIdx.x) / tiles / args.num_q_heads;
-  const int row_tile = tile * (kPostprocessRows / 16) + int(threadIdx.x) / 32;
-  if (16 * row_tile >= args.seqlen_q) return;
-  float* const sums = query_sums_of(args, batch, head);
-  float sum[kD / 2];
-#pragma unroll
-  for (int x = 0; x < kD / 8; ++x) {
-    const float* const place = query_sum_at(sums, row_tile, x);
-    const float4 of_lane = *reinterpret_cast<const float4*>(place);
-    sum[4 * x + 0] = of_lane.x, sum[4 * x + 1] = of_lane.y, sum[4 * x + 2] = of_lane.z, sum[4 * x + 3] = of_lane.w;
-  }
-  write_rows(args.dq + batch * args.dq_stride_batch + head * args.dq_stride_head, args.dq_stride_row,
-             tile * kPostprocessRows, args.seqlen_q, sum, args.scale);
 }
 
 #ifndef __CUDACC_RTC__
@@ -1107,7 +1224,8 @@ extern "C" long long attention_bf16_d64_backward_workspace_bytes(const Attention
   const long long seqlen_q = args->seqlen_q;
   return 4 * ((batch * num_q_heads * ((seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
               (batch * num_q_heads * ((seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
-              (batch * num_q_heads * ((seqlen_q + 15) / 16 * 16) * 64 + 63) / 64 * 64 + 64);
+              (batch * num_q_heads * ((seqlen_q + 15) / 16 * 16) * 64 + 63) / 64 * 64 +
+              (batch * num_q_heads * ((seqlen_q + 127) / 128) + 63) / 64 * 64 + 64);
 }
 
 // How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
@@ -1181,21 +1299,6 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& b
   return cudaLaunchKernelEx(&config, attention_bf16_d64_backward_kernel, *args, maps);
 }
 
-static int launch_postprocess(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
-  const long long batch = args->batch, num_q_heads = args->num_q_heads;
-  const long long seqlen_q = args->seqlen_q;
-  const long long blocks = (seqlen_q + kPostprocessRows - 1) / kPostprocessRows * num_q_heads * batch;
-  if (blocks == 0) return cudaSuccess;
-  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
-  constexpr size_t smem_bytes = 0;
-  const cudaError_t status =
-      cudaFuncSetAttribute(attention_bf16_d64_backward_postprocess, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
-  if (status != cudaSuccess) return status;
-  cudaLaunchAttribute attribute;
-  const cudaLaunchConfig_t config = configure(unsigned(blocks), 128, smem_bytes, stream, attribute, begun);
-  return cudaLaunchKernelEx(&config, attention_bf16_d64_backward_postprocess, *args);
-}
-
 // Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
 // suit 16-byte accesses, cudaErrorInvalidValue for a shape or stride the kernel does not serve.
 extern "C" int attention_bf16_d64_backward(const AttentionArgs* args, cudaStream_t stream) {
@@ -1225,8 +1328,7 @@ extern "C" int attention_bf16_d64_backward(const AttentionArgs* args, cudaStream
   bool begun = false;  // by a launch
   if (const int status = launch_statistics(args, stream, begun)) return status;
   if (const int status = launch_kernel(args, stream, begun)) return status;
-  if (const int status = launch_postprocess(args, stream, begun)) return status;
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 512, "seqlen_k": 512, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "registers", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_head", "meeting": "late", "ranges": "of_rows", "min_blocks": 1, "turns": "free", "sums": "any_order"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 199680, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "postprocess", "dependent": true}], "digest": "87e3c134d70c19d2", "figures": [2112, 1054]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 512, "seqlen_k": 512, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "values", "q_stages": 2, "dout_stages": 3, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_section", "meeting": "at_once", "ranges": "of_rows", "min_blocks": 1, "turns": "free", "sums": "handed_on"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 216064, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "a9b132689e159dd9", "figures": [2104, 1056]}

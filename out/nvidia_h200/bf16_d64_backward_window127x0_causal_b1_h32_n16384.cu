@@ -13,25 +13,25 @@
 //   br = 64                    query rows that pass by them
 //   schedule = together        products with weights: after those of their gradients, beside, or beside a tile ahead
 //   parts = 1                  parts of them whose weights are made one behind the other
-//   kept = shared              what products read from registers: values, or keys as well
-//   q_stages = 2               tiles of queries in shared memory
+//   kept = registers           what products read from registers: values, or keys as well
+//   q_stages = 3               tiles of queries in shared memory
 //   dout_stages = 2            tiles of gradients of outputs in shared memory
-//   dq_path = atomics          who makes queries' gradients: a launch, or blocks of keys by sums in memory
+//   dq_path = bulk             who makes queries' gradients: a launch, or blocks of keys by sums in memory
 //   ds_stages = 2              tiles of gradients of scores in shared memory, where blocks of keys do
 //   rows = 128                 query rows that a block of the other launch keeps
 //   keys = 64                  keys that pass by them
 //   k_stages = 2               tiles of keys in shared memory
 //   v_stages = 2               tiles of values in shared memory
-//   order = by_head            blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
-//   ranges = of_keys           what masks are told by: the keys that each row sees, or the rows that see each key
+//   order = heaviest_first     blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
 //   min_blocks = 2             blocks per SM, of those that keep keys
 //   turns = free               tiles of keys that a block takes: one, or each so-manieth, or the next whenever it is free
+//   sums = handed_on           who adds to queries' gradients next: whoever comes, or the block whose keys are next
 //
 // Tuned with window of 127 keys before and 0 after.
 //
 // Measured on NVIDIA H200, batch 1, 32 heads, 16384 rows, with a causal mask, window of 127 keys before and 0
-// after: 398.8 us (median), spread 0.5 %, 107.3 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest
-// error per head against float64: 1.3e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by
+// after: 386.6 us (median), spread 1.4 %, 110.7 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest
+// error per head against float64: 1.4e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by
 // flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -44,9 +44,10 @@
 //     flashgen emit bf16_d64_backward_window127x0_causal_b1_h32_n16384.cu \
 //         --device h200 --dtype bf16 --d 64 --backward --causal --window 127,0 --batch 1 --heads 32 \
 //         --seqlen 16384 --family wgmma-backward --set bc=64 --set apart=false --set br=64 \
-//         --set schedule=together --set parts=1 --set kept=shared --set q_stages=2 --set dout_stages=2 \
-//         --set dq_path=atomics --set ds_stages=2 --set rows=128 --set keys=64 --set k_stages=2 \
-//         --set v_stages=2 --set order=by_head --set ranges=of_keys --set min_blocks=2 --set turns=free
+//         --set schedule=together --set parts=1 --set kept=registers --set q_stages=3 --set dout_stages=2 \
+//         --set dq_path=bulk --set ds_stages=2 --set rows=128 --set keys=64 --set k_stages=2 \
+//         --set v_stages=2 --set order=heaviest_first --set min_blocks=2 --set turns=free \
+//         --set sums=handed_on
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -100,11 +101,13 @@ constexpr int kPassingRows = 64;  // query rows that pass by them at a time
 constexpr int kConsumers = 1;  // warpgroups that compute, beside the producer
 constexpr int kThreads = 256;
 constexpr int kMaxBlocks = 264;  // as many as run at once
-constexpr int kQStages = 2, kDoutStages = 2;  // tiles of them in shared memory
+constexpr int kQStages = 3, kDoutStages = 2;  // tiles of them in shared memory
 constexpr int kDsStages = 2;  // tiles of gradients of scores in shared memory
 constexpr int kShareTiles = 1, kShareColumns = 64;  // of queries' gradients, of 64 rows, by consumer
 constexpr int kGradientsBarrier = 1;  // named: all consumers have written their gradients of scores
-constexpr int kPostprocessRows = 64, kPostprocessThreads = 128;
+// What becomes of a block's sums of a tile of rows: others add to them, or they are gradients with those of all keys before,
+// or they alone.
+constexpr int kHandedOn = 0, kLast = 1, kOnly = 2;
 constexpr int kRowBox = 64, kKeyBox = 64;  // rows and keys that one copy brings
 constexpr int kStatisticsRows = 32, kStatisticsThreads = 256;
 
@@ -125,15 +128,19 @@ struct SharedStorage {
   alignas(1024) PassingRows q[kQStages][kDChunks];
   alignas(1024) PassingRows dout[kDoutStages][kDvChunks];
   alignas(1024) PassingRows gradients[kDsStages][kBc / kChunk];  // of scores, a row for each query row
+  // Sums of a tile of rows, as they lie in memory, on their way there or from there.
+  alignas(128) float sums[kPassingRows * kD];
   alignas(16) float lse[kQStages][kPassingRows], delta[kDoutStages][kPassingRows];
   // A stage is full once its bytes have arrived, and empty once every warp of consumers has done with it.
   Barrier kept_full, q_full[kQStages], q_empty[kQStages], dout_full[kDoutStages], dout_empty[kDoutStages];
   Barrier kept_empty;  // once every warp of consumers has read what it needs of keys and values
   Barrier next_full, next_empty;  // once the producer has told the next turn, and every warp of consumers has read it
   int next;
+  Barrier sums_open, sums_done;  // once it is known what becomes of them, and once every warp of consumers has done it
+  int become;
 };
 
-static_assert(sizeof(SharedStorage) == 67584, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 92160, "the size that pruning counted on");
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
@@ -226,12 +233,60 @@ __device__ __forceinline__ void bulk_load(void* shared, const void* global, unsi
       : "memory");
 }
 
-// Adds four numbers to neighbours in global memory, whoever else adds to them; nobody waits for what they were.
-__device__ __forceinline__ void add_to_sums(float* sums, const float (&x)[4]) {
-  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
+// Adds floats that lie side by side in shared memory to those in global memory, each at once for all who add to it.
+__device__ __forceinline__ void bulk_add(float* global, const float* shared, unsigned bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
                :
-               : "l"(__cvta_generic_to_global(sums)), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
+               : "l"(__cvta_generic_to_global(global)), "r"(shared_address(shared)), "r"(bytes)
                : "memory");
+}
+
+// Stores them there.
+__device__ __forceinline__ void bulk_store(float* global, const float* shared, unsigned bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+               :
+               : "l"(__cvta_generic_to_global(global)), "r"(shared_address(shared)), "r"(bytes)
+               : "memory");
+}
+
+__device__ __forceinline__ void tma_commit() {
+  asm volatile("cp.async.bulk.commit_group;" : : : "memory");
+}
+
+// Waits until all but the last kGroups groups of this thread's stores have read what they store.
+template <int kGroups>
+__device__ __forceinline__ void tma_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(kGroups) : "memory");
+}
+
+// The same until they are there.
+template <int kGroups>
+__device__ __forceinline__ void tma_wait() {
+  asm volatile("cp.async.bulk.wait_group %0;" : : "n"(kGroups) : "memory");
+}
+
+// Waits until another block has left `number` there. What it did before can be seen then, by the copy engine too.
+__device__ __forceinline__ void wait_for_number(const int* place, int number) {
+  int there;
+  do {
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(there) : "l"(__cvta_generic_to_global(place)) : "memory");
+  } while (there != number);
+  asm volatile("fence.proxy.async.global;" : : : "memory");
+}
+
+// Leaves a number for whoever waits for it.
+__device__ __forceinline__ void leave_number(int* place, int number) {
+  asm volatile("st.release.gpu.global.s32 [%0], %1;"
+               :
+               : "l"(__cvta_generic_to_global(place)), "r"(number)
+               : "memory");
+}
+
+__device__ __forceinline__ void ldmatrix_x4(unsigned* m, const void* row) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(address));
 }
 
 __device__ __forceinline__ void stmatrix_x4_trans(void* row, const unsigned* m) {
@@ -311,6 +366,24 @@ __device__ __forceinline__ void wgmma_m64n64k16_bf16_ss(
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
         "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
       : "l"(a), "l"(b), "r"(int(accumulate)));
+}
+
+__device__ __forceinline__ void wgmma_m64n64k16_bf16_rs(
+    float (&d)[32], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "{%32, %33, %34, %35}, %36, p, 1, 1, 0;\n"
+      "}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));
 }
 
 __device__ __forceinline__ void wgmma_m64n64k16_bf16_rs_trans(
@@ -402,6 +475,15 @@ __device__ __forceinline__ int end_key_of(const AttentionArgs& args, int batch, 
   return max(0, end);
 }
 
+// What a row sees of the keys, a predicate aside: none where it is not there.
+struct KeyRange {
+  int begin, end;
+};
+__device__ __forceinline__ KeyRange keys_of(const AttentionArgs& args, int batch, int row) {
+  if (row >= args.seqlen_q) return {0, 0};
+  return {first_key_of(args, batch, row), end_key_of(args, batch, row)};
+}
+
 // The rows that see some of the keys [first_key, end_key): neighbours, for bounds rise with rows.
 __device__ __forceinline__ void find_rows(
     const AttentionArgs& args, int batch, int first_key, int end_key, int& first_row, int& end_row) {
@@ -419,27 +501,6 @@ __device__ __forceinline__ void find_rows(
   end_row = below;
 }
 
-// The rows that see a key, a predicate aside: none where it is not there.
-struct RowRange {
-  int begin, end;
-};
-// `first_row` and `end_row`: no others see it.
-__device__ __forceinline__ RowRange rows_of(
-    const AttentionArgs& args, int batch, int key, int first_row, int end_row) {
-  int begin = first_row, above = end_row;
-  while (begin < above) {  // the first row that does not end before the key
-    const int middle = begin + (above - begin) / 2;
-    if (end_key_of(args, batch, middle) > key) above = middle; else begin = middle + 1;
-  }
-  int end = begin;
-  above = end_row;
-  while (end < above) {  // and the first that begins behind it
-    const int middle = end + (above - end) / 2;
-    if (first_key_of(args, batch, middle) > key) above = middle; else end = middle + 1;
-  }
-  return {begin, end};
-}
-
 // Of each row, its log-sum-exp in powers of two (infinity where it sees nothing, and so weighs nothing), and what its
 // scores' gradients are less by.
 // A head's last tile, which is copied as a whole, is filled up with rows that weigh nothing, too.
@@ -453,7 +514,8 @@ __device__ __forceinline__ float* delta_of(const AttentionArgs& args, int batch,
   return lse_of(args, batch, head) +
          ((static_cast<long long>(args.batch)) * args.num_q_heads * ((args.seqlen_q + 63) / 64 * 64) + 63) / 64 * 64;
 }
-// Sums of the gradients of a head's queries, before scores' scale: tiles of 16 rows by 8 columns, as products leave them.
+// Sums of the gradients of a head's queries, before scores' scale: tiles of 16 rows by 8 columns, as products leave them,
+// which blocks hand on.
 __device__ __forceinline__ long long num_query_sums(const AttentionArgs& args) {
   return (args.seqlen_q + 15) / 16 * (16LL * 64);
 }
@@ -468,16 +530,26 @@ __device__ __forceinline__ float* query_sum_at(float* sums, int row_tile, int co
   const int lane = threadIdx.x % 32;
   return sums + (row_tile * 8LL + column_tile) * 128 + lane * 4;
 }
+// Of a head's tiles of rows, the tile of keys that adds to their sums next.
+__device__ __forceinline__ int* next_keys_of(const AttentionArgs& args, int batch, int head) {
+  const int tiles = (args.seqlen_q + kPassingRows - 1) / kPassingRows;
+  const long long batches = args.batch;
+  return reinterpret_cast<int*>(
+             args.workspace + (batches * args.num_q_heads * ((args.seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
+             (batches * args.num_q_heads * ((args.seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
+             (batches * args.num_q_heads * ((args.seqlen_q + 15) / 16 * 16) * 64 + 63) / 64 * 64 + 64) +
+         (static_cast<long long>(batch) * args.num_q_heads + head) * tiles;
+}
 
 // Turns a product of a row and a key into its weight, and the gradient of the weight into that of the product, but for
-// the scale of scores. `masked`: the row may not see the key, and then is none of those that `see` it.
+// the scale of scores. `masked`: the row may not see the key, which then is none of those `seen`.
 template <bool masked>
 __device__ __forceinline__ void weigh(
-    float& s, float& gradient, const AttentionArgs& args, int batch, int head, int row, int key, RowRange see,
+    float& s, float& gradient, const AttentionArgs& args, int batch, int head, int row, int key, KeyRange seen,
     float scale, float lse, float delta) {
   s = exp2f(fmaf(s, scale, -lse));
   if (masked) {
-    const bool sees_key = row >= see.begin && row < see.end;
+    const bool sees_key = key >= seen.begin && key < seen.end;
     s = sees_key ? s : 0.0f;
   }
   gradient = s * (gradient - delta);
@@ -502,6 +574,10 @@ __device__ __forceinline__ void multiply(
     float (&s)[32], unsigned long long a, unsigned long long b, bool accumulate) {
   wgmma_m64n64k16_bf16_ss(s, a, b, accumulate);
 }
+__device__ __forceinline__ void multiply(
+    float (&s)[32], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
+  wgmma_m64n64k16_bf16_rs(s, a, b, accumulate);
+}
 __device__ __forceinline__ void multiply(float (&sum)[32], const unsigned (&a)[4], unsigned long long b) {
   wgmma_m64n64k16_bf16_rs_trans(sum, a, b, true);
 }
@@ -515,6 +591,26 @@ __device__ __forceinline__ void start_products(float (&s)[n], unsigned long long
     multiply(s, step_of_columns<Kept>(kept, step), step_of_columns<Passing>(passing, step), step > 0);
   }
   wgmma_commit();
+}
+
+// The same of rows that stay in registers.
+template <typename Passing, int steps, int n>
+__device__ __forceinline__ void start_products(
+    float (&s)[n], const unsigned (&kept)[steps][4], unsigned long long passing) {
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < steps; ++step) multiply(s, kept[step], step_of_columns<Passing>(passing, step), step > 0);
+  wgmma_commit();
+}
+
+// A warp's sixteen of 64 rows, from `first` on, as operands of sixteen columns each.
+template <int steps>
+__device__ __forceinline__ void take_kept(unsigned (&kept)[steps][4], const KeptKeys* tile, int first) {
+  const int lane = threadIdx.x % 32, row = first + threadIdx.x % kWarpgroup / 32 * 16 + lane % 16;
+#pragma unroll
+  for (int step = 0; step < steps; ++step) {
+    ldmatrix_x4(kept[step], tile[step / 4] + row * kChunk + ((step % 4 * 2 + lane / 16) ^ row % 8) * 8);
+  }
 }
 
 // Starts to add what passes by to sums, by the weights of sixteen rows of it a step.
@@ -548,9 +644,17 @@ __device__ __forceinline__ void load_rows(
   }
 }
 
+// At the barriers where warps tell one lane arrives for its warp. compute-sanitizer's racecheck takes an arrival for the
+// arriving lane's alone, whatever __syncwarp came before: for it all arrive.
+#ifdef FLASHGEN_RACECHECK
+constexpr int kArrivals = 32;
+#else
+constexpr int kArrivals = 1;
+#endif
+
 // A warp has done with a stage.
 __device__ __forceinline__ void release(Barrier* empty) {
-  if (threadIdx.x % 32 == 0) barrier_arrive(empty);
+  if (threadIdx.x % 32 < kArrivals) barrier_arrive(empty);
 }
 
 // The keys that a block takes in a turn, of a head, and the rows that see some of them: so many tiles of each query head.
@@ -559,13 +663,15 @@ struct Turn {
 
   __device__ __forceinline__ Turn(const AttentionArgs& args, int number) {
     const int tiles = tiles_of_keys(args);
-    first_key = number % tiles * kBc;
-    kv_head = number / tiles % args.num_kv_heads;
-    batch = number / tiles / args.num_kv_heads;
+    const int all_heads = args.batch * args.num_kv_heads;
+    first_key = number / all_heads * kBc;
+    kv_head = number % args.num_kv_heads;
+    batch = number % all_heads / args.num_kv_heads;
     end_key = min(first_key + kBc, args.seqlen_k);
     find_rows(args, batch, first_key, end_key, first_row, end_row);
     first_row -= first_row % kPassingRows;
-    of_head = first_row < end_row ? (end_row - first_row + kPassingRows - 1) / kPassingRows : 0;
+    // Where a tile's rows end before these keys or begin behind them, too: its sums pass by here.
+    of_head = (end_row - first_row + kPassingRows - 1) / kPassingRows;
   }
 
   static __device__ __forceinline__ int tiles_of_keys(const AttentionArgs& args) {
@@ -576,7 +682,7 @@ struct Turn {
   }
 };
 
-// How many turns have been taken beside the first ones of all blocks: behind the sums of all heads.
+// How many turns have been taken: behind the sums of all heads.
 __device__ __forceinline__ int* turns_taken(const AttentionArgs& args) {
   return reinterpret_cast<int*>(query_sums_of(args, args.batch, 0));
 }
@@ -654,19 +760,111 @@ __device__ __forceinline__ void start_shares(
   wgmma_commit();
 }
 
-// Adds a warp's share, of rows from `first_row` on, to sums, once it is made; `place`: where its columns begin for the lane.
-__device__ __forceinline__ void add_shares(
-    const AttentionArgs& args, float* place, int first_row, float (&shares)[kShareTiles][kShareColumns / 2]) {
+// Has a warp's share of a tile's sums, once it is made, where they are handed on from; or makes gradients of it, at `dq`
+// from `first_row` on.
+__device__ __forceinline__ void hand_on_share(
+    const AttentionArgs& args, SharedStorage& smem, unsigned& phase, float (&shares)[kShareTiles][kShareColumns / 2],
+    float* place, Element* dq, int first_row) {
 #pragma unroll
-  for (int tile = 0; tile < kShareTiles; ++tile) {
-    hold(shares[tile]);
-    if (first_row + 64 * tile >= args.seqlen_q) break;
+  for (int tile = 0; tile < kShareTiles; ++tile) hold(shares[tile]);
+  barrier_wait(&smem.sums_open, phase);
+  phase ^= 1;
+  const int become = smem.become;
+  if (become == kHandedOn) {
 #pragma unroll
-    for (int i = 0; i < kShareColumns / 2; i += 4) {
-      const float four[4] = {shares[tile][i], shares[tile][i + 1], shares[tile][i + 2], shares[tile][i + 3]};
-      add_to_sums(place + tile * 64 * kD + i * 32, four);
+    for (int tile = 0; tile < kShareTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < kShareColumns / 2; i += 4) {
+        *reinterpret_cast<float4*>(place + tile * 64 * kD + i * 32) =
+            make_float4(shares[tile][i], shares[tile][i + 1], shares[tile][i + 2], shares[tile][i + 3]);
+      }
+    }
+    fence_proxy_async();
+  } else {
+#pragma unroll
+    for (int tile = 0; tile < kShareTiles; ++tile) {
+      if (become == kLast) {
+#pragma unroll
+        for (int i = 0; i < kShareColumns / 2; i += 4) {
+          const float4 before = *reinterpret_cast<const float4*>(place + tile * 64 * kD + i * 32);
+          shares[tile][i] += before.x, shares[tile][i + 1] += before.y;
+          shares[tile][i + 2] += before.z, shares[tile][i + 3] += before.w;
+        }
+      }
+      write_rows(dq, args.dq_stride_row, first_row + 64 * tile, args.seqlen_q, shares[tile], args.scale);
     }
   }
+  __syncwarp();
+  release(&smem.sums_done);
+}
+
+// What the turns before and behind one have in common with it: rows from `end_before` on have seen no keys before, and
+// those up to `first_behind` see none behind. Both begin tiles.
+struct NeighbourTurns {
+  int end_before = 0, first_behind = 0x7fffffff;
+
+  __device__ __forceinline__ NeighbourTurns(const AttentionArgs& args, const Turn& turn) {
+    int first_row, end_row;
+    if (turn.first_key > 0) {
+      find_rows(args, turn.batch, turn.first_key - kBc, turn.first_key, first_row, end_row);
+      end_before = (end_row + kPassingRows - 1) / kPassingRows * kPassingRows;
+    }
+    if (turn.end_key < args.seqlen_k) {
+      find_rows(args, turn.batch, turn.end_key, min(turn.end_key + kBc, args.seqlen_k), first_row, end_row);
+      first_behind = first_row / kPassingRows * kPassingRows;
+    }
+  }
+};
+
+// One thread's part of a block's turns: opens shared memory for one tile of sums after the other, waits for those whose
+// keys come before, and has them moved.
+__device__ __forceinline__ void hand_on_sums(const AttentionArgs& args, SharedStorage& smem) {
+  unsigned next_phase = 0, phase = 0;
+  int told = 0, number = 0;  // what others wait to be told, once sums are in memory; and where, if told is not 0
+  int* place = nullptr;
+  const auto tell = [&] {
+    if (told == 0) return;
+    tma_wait<0>();
+    leave_number(place, told);
+    told = 0;
+  };
+#pragma unroll 1
+  while (true) {
+    barrier_wait(&smem.next_full, next_phase);
+    number = smem.next;
+    barrier_arrive(&smem.next_empty);
+    next_phase ^= 1;
+    if (number >= Turn::count(args)) break;
+    const Turn turn(args, number);
+    const NeighbourTurns neighbours(args, turn);
+    const int nth = turn.first_key / kBc, group = args.num_q_heads / args.num_kv_heads;
+#pragma unroll 1
+    for (int head = turn.kv_head * group; head < (turn.kv_head + 1) * group; ++head) {
+#pragma unroll 1
+      for (int first = turn.first_row + (turn.of_head - 1) * kPassingRows; first >= turn.first_row; first -= kPassingRows) {
+        const bool begins = first >= neighbours.end_before, ends = first < neighbours.first_behind;
+        smem.become = !ends ? kHandedOn : begins ? kOnly : kLast;
+        if (!ends || begins) barrier_arrive(&smem.sums_open);
+        tell();
+        place = next_keys_of(args, turn.batch, head) + first / kPassingRows;
+        if (!begins) wait_for_number(place, nth);
+        float* const sums = query_sums_of(args, turn.batch, head) + 1LL * first * kD;
+        const unsigned bytes = min(kPassingRows, (args.seqlen_q - first + 15) / 16 * 16) * kD * sizeof(float);
+        if (ends && !begins) {
+          barrier_expect(&smem.sums_open, bytes);
+          bulk_load(smem.sums, sums, bytes, &smem.sums_open);
+        }
+        barrier_wait(&smem.sums_done, phase);
+        phase ^= 1;
+        if (ends) continue;
+        if (begins) bulk_store(sums, smem.sums, bytes); else bulk_add(sums, smem.sums, bytes);
+        tma_commit();
+        tma_wait_read<0>();
+        told = nth + 1;
+      }
+    }
+  }
+  tell();
 }
 
 // Leaves of each row its log-sum-exp and the sum of dout * o, less the gradient of the log-sum-exp; 8 lanes do a row.
@@ -683,12 +881,11 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
   const int tiles = (args.seqlen_q + kStatisticsRows - 1) / kStatisticsRows;
   const int tile = int(blockIdx.x) % tiles, head = int(blockIdx.x) / tiles % args.num_q_heads;
   const int batch = int(blockIdx.x) / tiles / args.num_q_heads;
-  // Sums begin at nothing, of the last block's rows also those that fill up a tile.
-  constexpr int kBlockSums = kStatisticsRows * 64;
-  float* const sums = query_sums_of(args, batch, head);
-  const long long end_sum = tile + 1 < tiles ? (tile + 1LL) * kBlockSums : num_query_sums(args);
-  for (long long i = 1LL * tile * kBlockSums + threadIdx.x * 4; i < end_sum; i += kStatisticsThreads * 4) {
-    *reinterpret_cast<float4*>(sums + i) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  // Of the tiles of rows that begin here the next keys are the first, for whom nobody waits.
+  const int first_tile = (tile * kStatisticsRows + kPassingRows - 1) / kPassingRows;
+  const int end_tile = (min((tile + 1) * kStatisticsRows, args.seqlen_q) + kPassingRows - 1) / kPassingRows;
+  for (int n = first_tile + int(threadIdx.x); n < end_tile; n += kStatisticsThreads) {
+    next_keys_of(args, batch, head)[n] = 0;
   }
   const int lane = int(threadIdx.x) % kLanes, end_row = min((tile + 1) * kStatisticsRows, args.seqlen_q);
 #pragma unroll
@@ -713,6 +910,14 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
 #pragma unroll
     for (int bit = 1; bit < kLanes; bit *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, bit);
     if (!is_there) continue;
+    if (first_key_of(args, batch, row) >= end_key_of(args, batch, row)) {
+      // Sees nothing, nor may the rest of its tile: then nobody else writes its gradient.
+      __nv_bfloat16* const dq =
+          args.dq + batch * args.dq_stride_batch + head * args.dq_stride_head + row * args.dq_stride_row;
+      for (int x = lane * 8; x < kD; x += kLanes * 8) {
+        *reinterpret_cast<Elements*>(dq + x) = Elements{};
+      }
+    }
     if (row == args.seqlen_q - 1) {
       for (int filling = args.seqlen_q + lane; filling < filled_rows(args); filling += kLanes) {
         lse_of(args, batch, head)[filling] = kInfinity;
@@ -737,21 +942,22 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
     barrier_init(&smem.kept_full, 1);
-    barrier_init(&smem.kept_empty, 4 * kConsumers);
+    barrier_init(&smem.kept_empty, kArrivals * 4 * kConsumers);
     barrier_init(&smem.next_full, 1);
-    barrier_init(&smem.next_empty, 4 * kConsumers);
+    barrier_init(&smem.next_empty, kArrivals * 4 * kConsumers + 1);
+    barrier_init(&smem.sums_open, 1);
+    barrier_init(&smem.sums_done, kArrivals * 4 * kConsumers);
     for (int i = 0; i < kQStages; ++i) {
       barrier_init(&smem.q_full[i], 1);
-      barrier_init(&smem.q_empty[i], 4 * kConsumers);
+      barrier_init(&smem.q_empty[i], kArrivals * 4 * kConsumers);
     }
     for (int i = 0; i < kDoutStages; ++i) {
       barrier_init(&smem.dout_full[i], 1);
-      barrier_init(&smem.dout_empty[i], 4 * kConsumers);
+      barrier_init(&smem.dout_empty[i], kArrivals * 4 * kConsumers);
     }
     fence_barrier_init();
   }
   wait_for_earlier_launches();
-  let_next_launch_begin();
   __syncthreads();
 
   PipelineState<kQStages> q_pipe;
@@ -759,22 +965,28 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   unsigned kept_phase = 0, next_phase = 0;
   const int count = Turn::count(args);
   if (warp < 4) {
-    give_registers<24>();
+    give_registers<40>();
+    if (warp == 1 && elect_one()) hand_on_sums(args, smem);
     if (warp != 0 || !elect_one()) return;
     prefetch_map(&maps.k);
     prefetch_map(&maps.v);
     prefetch_map(&maps.q);
     prefetch_map(&maps.dout);
+    // Turns are taken in their order from the first on: none waits for one that nobody has begun.
+    int number = atomicAdd(turns_taken(args), 1);
+    barrier_wait(&smem.next_empty, next_phase ^ 1);
+    smem.next = number;
+    barrier_arrive(&smem.next_full);
+    next_phase ^= 1;
 #pragma unroll 1
-    for (int number = blockIdx.x, next; number < count; number = next) {
-      next = gridDim.x + atomicAdd(turns_taken(args), 1);
+    while (number < count) {
       const Turn turn(args, number);
       const int batch = turn.batch;
       bool is_kept = false;
 #pragma unroll 1
       for (int head = turn.kv_head * group; head < (turn.kv_head + 1) * group; ++head) {
 #pragma unroll 1
-        for (int n = 0, first = turn.first_row; n < turn.of_head; ++n, first += kPassingRows) {
+        for (int first = turn.first_row + (turn.of_head - 1) * kPassingRows; first >= turn.first_row; first -= kPassingRows) {
           Barrier* const q_full = &smem.q_full[q_pipe.stage];
           barrier_wait(&smem.q_empty[q_pipe.stage], q_pipe.phase ^ 1);
           barrier_expect(q_full, sizeof(smem.q[0]) + sizeof(smem.lse[0]));
@@ -798,48 +1010,57 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
           kept_phase ^= 1;
         }
       }
+      // Not before: others would wait for a turn that this block has taken and not begun.
+      number = atomicAdd(turns_taken(args), 1);
       barrier_wait(&smem.next_empty, next_phase ^ 1);
-      smem.next = next;
+      smem.next = number;
       barrier_arrive(&smem.next_full);
       next_phase ^= 1;
     }
     return;
   }
-  take_registers<232>();
+  take_registers<216>();
   int ds_stage = 0;
+  unsigned sums_phase = 0;
+  int number = 0;
+  barrier_wait(&smem.next_full, next_phase);
+  number = smem.next;
+  __syncwarp();
+  release(&smem.next_empty);
+  next_phase ^= 1;
 #pragma unroll 1
-  for (int number = blockIdx.x; number < count;) {
+  while (number < count) {
     const Turn turn(args, number);
     const int batch = turn.batch, kv_head = turn.kv_head, first_key = turn.first_key;
-    const int first_row = turn.first_row, end_row = turn.end_row, of_head = turn.of_head;
+    const int first_row = turn.first_row, of_head = turn.of_head;
     const int consumer = warp / 4 - 1, lane = threadIdx.x % 32;
     const int own = consumer * 64;  // the consumer's first key here
     const int own_key = first_key + own + warp % 4 * 16 + lane / 4;  // the thread's first
-    const RowRange rows_of_own = rows_of(args, batch, own_key, first_row, end_row);
-    const RowRange rows_of_other = rows_of(args, batch, own_key + 8, first_row, end_row);
-    const unsigned long long k_desc = descriptor(smem.k[0] + own * kChunk);
-    const unsigned long long v_desc = descriptor(smem.v[0] + own * kChunk);
+    unsigned kept_k[kDSteps][4];
+    unsigned kept_v[kDvSteps][4];
     const float scale = args.scale * kLog2e;
     float sum_k[kD / 2] = {}, sum_v[kDv / 2] = {};
     const int share_row = consumer * kShareTiles * 64;  // a consumer's share of each tile of rows begins there
+    float* const place_of_share = query_sum_at(smem.sums, share_row / 16 + warp % 4, 0);
     const unsigned long long all_keys = descriptor(smem.k, sizeof(KeptKeys));
 
     if (of_head > 0) {
       barrier_wait(&smem.kept_full, kept_phase);
+      take_kept(kept_k, smem.k, own);
+      take_kept(kept_v, smem.v, own);
     }
 #pragma unroll 1
     for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-      float* const sums = query_sums_of(args, batch, head);
 #pragma unroll 1
-      for (int n = 0, first = first_row; n < of_head; ++n, first += kPassingRows) {
+      for (int first = first_row + (of_head - 1) * kPassingRows; first >= first_row; first -= kPassingRows) {
         const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
         const unsigned long long dout_desc = descriptor(smem.dout[dout_pipe.stage], sizeof(PassingRows));
         float s[kPassingRows / 2], gradient[kPassingRows / 2];
         unsigned weights[kPassingRows / 16][4], gradients[kPassingRows / 16][4];
         barrier_wait(&smem.q_full[q_pipe.stage], q_pipe.phase);
-        start_products<kDSteps, KeptKeys, PassingRows>(s, k_desc, q_desc);
+        start_products<PassingRows>(s, kept_k, q_desc);
         barrier_wait(&smem.dout_full[dout_pipe.stage], dout_pipe.phase);
-        start_products<kDvSteps, KeptKeys, PassingRows>(gradient, v_desc, dout_desc);
+        start_products<PassingRows>(gradient, kept_v, dout_desc);
         wgmma_wait<0>();
         hold(s);
         hold(gradient);
@@ -853,11 +1074,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
               const int row = first + column + e;
+              const KeyRange seen = kMasked ? keys_of(args, batch, row) : KeyRange{};
 #pragma unroll
               for (int h = 0; h < 2; ++h) {
                 const int at = i + 2 * h + e, key = own_key + 8 * h;
-                const RowRange see = h ? rows_of_other : rows_of_own;
-                weigh<kMasked>(s[at], gradient[at], args, batch, head, row, key, see, scale, e ? lse.y : lse.x,
+                weigh<kMasked>(s[at], gradient[at], args, batch, head, row, key, seen, scale, e ? lse.y : lse.x,
                                e ? delta.y : delta.x);
               }
             }
@@ -882,8 +1103,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
         release(&smem.dout_empty[dout_pipe.stage]);
         dout_pipe.advance();
         wgmma_wait<1>();
-        float* const place = query_sum_at(sums, (first + share_row) / 16 + warp % 4, 0);
-        add_shares(args, place, first + share_row + warp % 4 * 16, shares);
+        hand_on_share(
+            args, smem, sums_phase, shares, place_of_share,
+            args.dq + batch * args.dq_stride_batch + head * args.dq_stride_head, first + share_row);
         ds_stage ^= 1;
 
         wgmma_wait<0>();
@@ -911,27 +1133,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     release(&smem.next_empty);
     next_phase ^= 1;
   }
-}
-
-// Gradients of query rows: what all blocks have added up, times scores' scale; a warp writes 16 rows.
-extern "C" __global__ void __launch_bounds__(kPostprocessThreads)
-    attention_bf16_d64_backward_window_postprocess(const AttentionArgs args) {
-  wait_for_earlier_launches();
-  const int tiles = (args.seqlen_q + kPostprocessRows - 1) / kPostprocessRows;
-  const int tile = int(blockIdx.x) % tiles, head = int(blockIdx.x) / tiles % args.num_q_heads;
-  const int batch = int(blockIdx.x) / tiles / args.num_q_heads;
-  const int row_tile = tile * (kPostprocessRows / 16) + int(threadIdx.x) / 32;
-  if (16 * row_tile >= args.seqlen_q) return;
-  float* const sums = query_sums_of(args, batch, head);
-  float sum[kD / 2];
-#pragma unroll
-  for (int x = 0; x < kD / 8; ++x) {
-    const float* const place = query_sum_at(sums, row_tile, x);
-    const float4 of_lane = *reinterpret_cast<const float4*>(place);
-    sum[4 * x + 0] = of_lane.x, sum[4 * x + 1] = of_lane.y, sum[4 * x + 2] = of_lane.z, sum[4 * x + 3] = of_lane.w;
-  }
-  write_rows(args.dq + batch * args.dq_stride_batch + head * args.dq_stride_head, args.dq_stride_row,
-             tile * kPostprocessRows, args.seqlen_q, sum, args.scale);
 }
 
 #ifndef __CUDACC_RTC__
@@ -967,7 +1168,8 @@ extern "C" long long attention_bf16_d64_backward_window_workspace_bytes(const At
   const long long seqlen_q = args->seqlen_q;
   return 4 * ((batch * num_q_heads * ((seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
               (batch * num_q_heads * ((seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
-              (batch * num_q_heads * ((seqlen_q + 15) / 16 * 16) * 64 + 63) / 64 * 64 + 64);
+              (batch * num_q_heads * ((seqlen_q + 15) / 16 * 16) * 64 + 63) / 64 * 64 +
+              (batch * num_q_heads * ((seqlen_q + 63) / 64) + 63) / 64 * 64 + 64);
 }
 
 // How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
@@ -1041,22 +1243,6 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& b
   return cudaLaunchKernelEx(&config, attention_bf16_d64_backward_window_kernel, *args, maps);
 }
 
-static int launch_postprocess(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
-  const long long batch = args->batch, num_q_heads = args->num_q_heads;
-  const long long seqlen_q = args->seqlen_q;
-  const long long blocks = (seqlen_q + kPostprocessRows - 1) / kPostprocessRows * num_q_heads * batch;
-  if (blocks == 0) return cudaSuccess;
-  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
-  constexpr size_t smem_bytes = 0;
-  const cudaError_t status =
-      cudaFuncSetAttribute(attention_bf16_d64_backward_window_postprocess,
-          cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
-  if (status != cudaSuccess) return status;
-  cudaLaunchAttribute attribute;
-  const cudaLaunchConfig_t config = configure(unsigned(blocks), 128, smem_bytes, stream, attribute, begun);
-  return cudaLaunchKernelEx(&config, attention_bf16_d64_backward_window_postprocess, *args);
-}
-
 // Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
 // suit 16-byte accesses, cudaErrorInvalidValue for a shape or stride the kernel does not serve.
 extern "C" int attention_bf16_d64_backward_window(const AttentionArgs* args, cudaStream_t stream) {
@@ -1086,8 +1272,7 @@ extern "C" int attention_bf16_d64_backward_window(const AttentionArgs* args, cud
   bool begun = false;  // by a launch
   if (const int status = launch_statistics(args, stream, begun)) return status;
   if (const int status = launch_kernel(args, stream, begun)) return status;
-  if (const int status = launch_postprocess(args, stream, begun)) return status;
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 1, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 16384, "seqlen_k": 16384, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "scoring": {"window": [127, 0]}, "backward": true}, "family": "wgmma-backward", "variant": {"bc": 64, "apart": false, "br": 64, "schedule": "together", "parts": 1, "kept": "shared", "q_stages": 2, "dout_stages": 2, "dq_path": "atomics", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_head", "meeting": "at_once", "ranges": "of_keys", "min_blocks": 2, "turns": "free", "sums": "any_order"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward_window", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 256, "smem_bytes": 67584, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 264, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "postprocess", "dependent": true}], "digest": "bc9972edf1d7f61e", "figures": [2266, 1224]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 1, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 16384, "seqlen_k": 16384, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "scoring": {"window": [127, 0]}, "backward": true}, "family": "wgmma-backward", "variant": {"bc": 64, "apart": false, "br": 64, "schedule": "together", "parts": 1, "kept": "registers", "q_stages": 3, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "heaviest_first", "meeting": "at_once", "ranges": "of_rows", "min_blocks": 2, "turns": "free", "sums": "handed_on"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward_window", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 256, "smem_bytes": 92160, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 264, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "1cd359ae27377b90", "figures": [2268, 1244]}

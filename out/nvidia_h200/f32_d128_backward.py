@@ -251,7 +251,7 @@ GRADIENTS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = GRADIENTS[0].problem, GRADIENTS[0].variant, GRADIENTS[0].device
 MEASUREMENT = GRADIENTS[0].measurement
 
-_bound = Gradients(GRADIENTS, operator="attention_f32_d128_backward_15ef3acd")
+_bound = Gradients(GRADIENTS, operator="attention_f32_d128_backward_8252836b")
 gradients, explain, use, register_torch = _bound.gradients, _bound.explain, _bound.use, _bound.register_torch
 
 if __name__ == "__main__":

@@ -16,10 +16,17 @@ H200 = replace(preset("h200"), name="NVIDIA H200")
 H100 = replace(preset("h100"), name="NVIDIA H100 80GB HBM3")
 
 
-def tuned(problem=None, limits=H200, *, predicted=False, tuned_at="2026-01-01T00:00:00+00:00", variant=None):
+def tuned(
+    problem=None,
+    limits=H200,
+    *,
+    predicted=False,
+    tuned_at="2026-01-01T00:00:00+00:00",
+    variant=None,
+    us=100.0,
+):
     problem = problem or Problem()
     variant = variant or LADDER()
-    us = 100.0
     return TunedKernel(
         problem=problem,
         variant=variant,

@@ -125,16 +125,14 @@ def make_plan(options: BenchOptions, folder: Path) -> Plan:
         plan.modules.append(module)
         plan.contenders.append(_contenders(workload, options.contenders))
         plan.steps.append(_steps(plan, index, limits, folder))
-        if workload.problem.backward:
-            serving = None if match is None else match.entry
-            _add_same_bits(plan, index, serving, known, options, folder)
+        if workload.problem.backward and match is not None:
+            _add_same_bits(plan, index, known, options, folder)
     return plan
 
 
 def _add_same_bits(
     plan: Plan,
     index: int,
-    serving: library.Entry | None,
     known: Sequence[library.Entry],
     options: BenchOptions,
     folder: Path,
@@ -145,7 +143,7 @@ def _add_same_bits(
         return
     plan.contenders[index][OURS_SAME_BITS] = SAME_BITS_TURN
     try:
-        path = same_bits_module(serving, known, row.problem, options.device.limits, folder)
+        path = same_bits_module(known, row.problem, options.device.limits, folder)
     except Unserved as why:
         plan.leave_out(index, OURS_SAME_BITS, str(why))
     else:

@@ -148,7 +148,7 @@ CLOCK_NOTE = (
 )
 SAME_BITS_NOTE = (
     f"{SAME_BITS}: gradients of the same bits every run; others' are held against flashgen's, of its fastest "
-    "kernel where that makes such, else of one tuned for it or of the nearest variant, untuned."
+    "kernel where that makes such, else of the one that calls get which ask for them."
 )
 
 

@@ -271,9 +271,9 @@ class RuledParameters(RulesOfParts):
         return None
 
     @rule("combination", after="sums", advisory=True)
-    def _handing_on_is_asked_for(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if self.hands_on_sums:
-            return f"sums={self.sums}: no card has run it yet, so that nobody gets it unasked"
+    def _neighbours_in_turn_start_apart(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.hands_on_sums and self.order == BY_HEAD:
+            return f"sums={self.sums}: order={self.order} starts blocks together that wait for each other"
         return None
 
     def _columns_beyond(self, problem: Problem, given: int) -> int:

@@ -903,7 +903,7 @@ def test_gradients_of_the_same_bits_every_run_are_held_against_each_other(fake, 
     same = TRAINED.replace('"ours"', '"same"')
     # Of the shorter sequences it is asked for because of its bits.
     same = same.replace("    place = np", "    assert deterministic or q.shape[2] == 24\n    place = np")
-    fast, slow = (tuned(training, variant=backward_variant(path)) for path in ("atomics", "launch"))
+    fast, slow = (tuned(training, variant=backward_variant(path), us=1.0) for path in ("atomics", "launch"))
     library.write(fake.out, H200.slug, fast, "// source", TRAINED)
     library.write(fake.out, H100.slug, replace(slow, device=H100.name), "// source", same)
     library.write(fake.out, H200.slug, tuned(longer, variant=slow.variant), "// source", same)
@@ -939,24 +939,26 @@ def test_who_promises_the_same_bits_is_taken_at_its_word(fake, monkeypatch):
     )
 
 
-def test_the_same_bits_are_of_what_was_tuned_for_it_or_of_the_nearest_variant(tmp_path):
+def test_the_same_bits_are_of_the_kernel_that_calls_get_which_ask_for_them(tmp_path):
     training = replace(HALF, backward=True)
     folder = tmp_path / "made"
     folder.mkdir()
 
     def planned(*problems: Problem, path: str = "atomics", at: DeviceLimits = H200):
         for problem in problems:
-            found = replace(tuned(problem, variant=backward_variant(path)), device=at.name)
+            found = replace(tuned(problem, variant=backward_variant(path), us=1.0), device=at.name)
             library.write(tmp_path / "out", at.slug, found, "// source", TRAINED)
         return make_plan(options(tmp_path / "out", training), folder)
 
     nothing = make_plan(options(tmp_path / "none", training), folder)
-    assert nothing.skip[0]["flashgen-det"].startswith("no kernel that makes the same bits every run is known")
-    # The nearest variant of the kernel that serves, emitted for the occasion.
+    assert "flashgen-det" not in nothing.contenders[0] and nothing.skip[0][OURS].startswith(
+        "no kernel is known"
+    )
+    # None was tuned: emitted for the occasion.
     plan = planned(training)
     made = Path(plan.steps[0]["flashgen-det"])
     assert made.parent == folder and emitted.load(made).GRADIENTS[0].deterministic
-    assert "dq_path=launch" in made.read_text() and not plan.rows[0].deterministic
+    assert not plan.rows[0].deterministic
     # One that was tuned, for just this.
     plan = planned(training, path="launch", at=H100)
     assert Path(plan.steps[0]["flashgen-det"]).parent.name == H100.slug
