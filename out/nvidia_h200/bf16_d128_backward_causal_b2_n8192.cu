@@ -23,8 +23,8 @@
 //   order = heaviest_first     blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
 //   turns = free               tiles of keys that a block takes: one, or each so-manieth, or the next whenever it is free
 //
-// Measured on NVIDIA H200, batch 2, 16 heads, 8192 rows, with a causal mask: 2.481 ms (median), spread 0.9 %,
-// 554.0 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.3e-03.
+// Measured on NVIDIA H200, batch 2, 16 heads, 8192 rows, with a causal mask: 2.463 ms (median), spread 6.3 %,
+// 558.0 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.5e-03.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:

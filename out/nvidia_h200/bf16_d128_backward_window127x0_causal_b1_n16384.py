@@ -5,8 +5,8 @@ after. Serves any batch, number of heads, lengths and strides, grouped-query hea
 none beside.
 
 Measured on NVIDIA H200, batch 1, 16 heads, 16384 rows, with a causal mask, window of 127 keys before and 0
-after: 324.9 us (median), spread 1.0 %, 131.7 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error
-per head against float64: 1.5e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen
+after: 327.1 us (median), spread 0.5 %, 130.8 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error
+per head against float64: 1.4e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen
 0.2.0, seed 0.
 
     from bf16_d128_backward_window127x0_causal_b1_n16384 import gradients
@@ -172,14 +172,14 @@ GRADIENTS: tuple[Tuned, ...] = (
             "arch": 90,
         },
         measurement={
-            "median_us": 324.864000082016,
-            "spread": 0.010145838399937912,
-            "tflops": 131.69576040804412,
+            "median_us": 327.08801329135895,
+            "spread": 0.00516067853564189,
+            "tflops": 130.8003038371515,
             "registers": 168,
             "spill_bytes": 0,
             "smem_bytes": 198656,
             "occupancy": 0.1875,
-            "error": 0.001508915711787929,
+            "error": 0.0014342024895529668,
             "predicted": False,
             "busy": "",
             "driver": "580.159.04 (CUDA 13.0)",
@@ -250,7 +250,7 @@ GRADIENTS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = GRADIENTS[0].problem, GRADIENTS[0].variant, GRADIENTS[0].device
 MEASUREMENT = GRADIENTS[0].measurement
 
-_bound = ScoredGradients(GRADIENTS, operator="attention_bf16_d128_backward_window_38ff6564")
+_bound = ScoredGradients(GRADIENTS, operator="attention_bf16_d128_backward_window_3b1e7e67")
 gradients, explain, use, register_torch = _bound.gradients, _bound.explain, _bound.use, _bound.register_torch
 
 if __name__ == "__main__":

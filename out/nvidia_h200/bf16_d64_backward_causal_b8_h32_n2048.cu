@@ -20,12 +20,12 @@
 //   keys = 64                  keys that pass by them
 //   k_stages = 2               tiles of keys in shared memory
 //   v_stages = 2               tiles of values in shared memory
-//   order = by_section         blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
+//   order = by_head            blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
 //   meeting = late             when consumers await each other's gradients of scores: at once, or with other products begun
-//   turns = fixed              tiles of keys that a block takes: one, or each so-manieth, or the next whenever it is free
+//   turns = free               tiles of keys that a block takes: one, or each so-manieth, or the next whenever it is free
 //
-// Measured on NVIDIA H200, batch 8, 32 heads, 2048 rows, with a causal mask: 892.1 us (median), spread 2.3 %,
-// 385.1 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.3e-03.
+// Measured on NVIDIA H200, batch 8, 32 heads, 2048 rows, with a causal mask: 896.4 us (median), spread 3.6 %,
+// 383.3 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.3e-03.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -40,7 +40,7 @@
 //         --family wgmma-backward --set bc=128 --set apart=false --set br=128 --set schedule=ahead \
 //         --set parts=2 --set kept=registers --set q_stages=2 --set dout_stages=2 --set dq_path=bulk \
 //         --set ds_stages=2 --set rows=128 --set keys=64 --set k_stages=2 --set v_stages=2 \
-//         --set order=by_section --set meeting=late --set turns=fixed
+//         --set order=by_head --set meeting=late --set turns=free
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -97,7 +97,6 @@ constexpr int kQStages = 2, kDoutStages = 2;  // tiles of them in shared memory
 constexpr int kDsStages = 2;  // tiles of gradients of scores in shared memory
 constexpr int kShareTiles = 1, kShareColumns = 64;  // of queries' gradients, of 64 rows, by consumer
 constexpr int kPostprocessRows = 64, kPostprocessThreads = 128;
-constexpr long long kSectionBytes = 37748736;  // of L2, for what passes by
 constexpr int kRowBox = 128, kKeyBox = 128;  // rows and keys that one copy brings
 constexpr int kStatisticsRows = 32, kStatisticsThreads = 256;
 
@@ -125,6 +124,8 @@ struct SharedStorage {
   Barrier kept_full, q_full[kQStages], q_empty[kQStages], dout_full[kDoutStages], dout_empty[kDoutStages];
   Barrier gradients_full[kDsStages];  // once every warp of consumers has stored its own
   Barrier kept_empty;  // once every warp of consumers has read what it needs of keys and values
+  Barrier next_full, next_empty;  // once the producer has told the next turn, and every warp of consumers has read it
+  int next;
 };
 
 static_assert(sizeof(SharedStorage) == 199680, "the size that pruning counted on");
@@ -599,16 +600,10 @@ struct Turn {
   int batch, kv_head, first_key, end_key, first_row, end_row, of_head;
 
   __device__ __forceinline__ Turn(const AttentionArgs& args, int number) {
-    const int tiles = tiles_of_keys(args), group = args.num_q_heads / args.num_kv_heads;
-    // Heads one section behind the other, of which L2 has what passes by; of a section the heaviest tiles first.
-    const int all_heads = args.batch * args.num_kv_heads;
-    const long long passing = 1LL * group * args.seqlen_q * (kD * 6 + kDv * 2);  // bytes, of a head
-    const int section = max(1, int(min(kSectionBytes / max(passing, 1LL), 1LL * all_heads)));
-    const int before = number / (tiles * section) * section, nth = number - tiles * before;
-    const int beside = min(section, all_heads - before), nth_head = before + nth % beside;
-    first_key = nth / beside * kBc;
-    kv_head = nth_head % args.num_kv_heads;
-    batch = nth_head / args.num_kv_heads;
+    const int tiles = tiles_of_keys(args);
+    first_key = number % tiles * kBc;
+    kv_head = number / tiles % args.num_kv_heads;
+    batch = number / tiles / args.num_kv_heads;
     end_key = min(first_key + kBc, args.seqlen_k);
     find_rows(args, batch, first_key, end_key, first_row, end_row);
     first_row -= first_row % kPassingRows;
@@ -622,6 +617,11 @@ struct Turn {
     return args.batch * args.num_kv_heads * tiles_of_keys(args);
   }
 };
+
+// How many turns have been taken beside the first ones of all blocks: behind the sums of all heads.
+__device__ __forceinline__ int* turns_taken(const AttentionArgs& args) {
+  return reinterpret_cast<int*>(query_sums_of(args, args.batch, 0));
+}
 
 // Four neighbouring lanes have each a part of four chunks: gives each all parts of one.
 __device__ __forceinline__ uint4 exchange_quarters(const unsigned (&part)[4]) {
@@ -733,6 +733,7 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
     attention_bf16_d64_backward_statistics(const AttentionArgs args) {
   let_next_launch_begin();
 
+  if (blockIdx.x == 0 && threadIdx.x == 0) *turns_taken(args) = 0;
   // Neighbouring elements, moved by one access.
   struct alignas(16) Elements {
     __nv_bfloat16 at[8];
@@ -796,6 +797,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     barrier_init(&smem.kept_full, 1);
     barrier_init(&smem.kept_empty, kArrivals * 4 * kConsumers);
+    barrier_init(&smem.next_full, 1);
+    barrier_init(&smem.next_empty, kArrivals * 4 * kConsumers);
     for (int i = 0; i < kQStages; ++i) {
       barrier_init(&smem.q_full[i], 1);
       barrier_init(&smem.q_empty[i], kArrivals * 4 * kConsumers);
@@ -813,7 +816,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
   PipelineState<kQStages> q_pipe;
   PipelineState<kDoutStages> dout_pipe;
-  unsigned kept_phase = 0;
+  unsigned kept_phase = 0, next_phase = 0;
   const int count = Turn::count(args);
   if (warp < 4) {
     give_registers<24>();
@@ -823,7 +826,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     prefetch_map(&maps.q);
     prefetch_map(&maps.dout);
 #pragma unroll 1
-    for (int number = blockIdx.x; number < count; number += gridDim.x) {
+    for (int number = blockIdx.x; number < count;) {
       const Turn turn(args, number);
       const int batch = turn.batch;
       bool is_kept = false;
@@ -854,13 +857,19 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
           kept_phase ^= 1;
         }
       }
+      // Not before: a block with much to do yet would keep a turn from others.
+      number = gridDim.x + atomicAdd(turns_taken(args), 1);
+      barrier_wait(&smem.next_empty, next_phase ^ 1);
+      smem.next = number;
+      barrier_arrive(&smem.next_full);
+      next_phase ^= 1;
     }
     return;
   }
   take_registers<240>();
   PipelineState<kDsStages> ds_pipe;
 #pragma unroll 1
-  for (int number = blockIdx.x; number < count; number += gridDim.x) {
+  for (int number = blockIdx.x; number < count;) {
     const Turn turn(args, number);
     const int batch = turn.batch, kv_head = turn.kv_head, first_key = turn.first_key;
     const int first_row = turn.first_row, of_head = turn.of_head;
@@ -1045,6 +1054,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                made.end_key, sum_k, args.scale);
     write_rows(args.dv + made.batch * args.dv_stride_batch + made.kv_head * args.dv_stride_head, args.dv_stride_row, made_key,
                made.end_key, sum_v, 1.0f);
+    barrier_wait(&smem.next_full, next_phase);
+    number = smem.next;
+    __syncwarp();
+    release(&smem.next_empty);
+    next_phase ^= 1;
   }
 }
 
@@ -1102,7 +1116,7 @@ extern "C" long long attention_bf16_d64_backward_workspace_bytes(const Attention
   const long long seqlen_q = args->seqlen_q;
   return 4 * ((batch * num_q_heads * ((seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
               (batch * num_q_heads * ((seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
-              (batch * num_q_heads * ((seqlen_q + 15) / 16 * 16) * 64 + 63) / 64 * 64);
+              (batch * num_q_heads * ((seqlen_q + 15) / 16 * 16) * 64 + 63) / 64 * 64 + 64);
 }
 
 // How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
@@ -1224,4 +1238,4 @@ extern "C" int attention_bf16_d64_backward(const AttentionArgs* args, cudaStream
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 8, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "registers", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_section", "meeting": "late", "ranges": "of_rows", "min_blocks": 1, "turns": "fixed", "sums": "any_order"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 199680, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "postprocess", "dependent": true}], "digest": "b613eb6db0efb078", "figures": [2112, 1058]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 8, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "registers", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_head", "meeting": "late", "ranges": "of_rows", "min_blocks": 1, "turns": "free", "sums": "any_order"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 199680, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "postprocess", "dependent": true}], "digest": "6b86303c2d77d298", "figures": [2112, 1054]}

@@ -23,8 +23,8 @@
 //   order = by_section         blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
 //   turns = free               tiles of keys that a block takes: one, or each so-manieth, or the next whenever it is free
 //
-// Measured on NVIDIA H200, batch 8, 28 heads, 2048 rows, with a causal mask: 1.016 ms (median), spread 2.6 %,
-// 332.9 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.3e-03.
+// Measured on NVIDIA H200, batch 8, 28 heads, 2048 rows, with a causal mask: 1.034 ms (median), spread 1.0 %,
+// 327.0 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.3e-03.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:

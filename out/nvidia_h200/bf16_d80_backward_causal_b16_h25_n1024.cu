@@ -23,9 +23,9 @@
 //   order = by_head            blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
 //   turns = free               tiles of keys that a block takes: one, or each so-manieth, or the next whenever it is free
 //
-// Measured on NVIDIA H200, batch 16, 25 heads, 1024 rows, with a causal mask: 607.4 us (median), spread
-// 0.5 %, 276.2 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64:
-// 1.3e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
+// Measured on NVIDIA H200, batch 16, 25 heads, 1024 rows, with a causal mask: 623.6 us (median), spread
+// 4.3 %, 269.0 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64:
+// 1.6e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
 //

@@ -18,6 +18,8 @@ CONVERTED_TOGETHER = 4
 COPYING_REGISTERS, CONVERTING_REGISTERS, SPLITTING_REGISTERS = 24, 56, 72
 #: Where it copies tiles that it finds in memory itself, at least: some of its loops spill with fewer.
 FINDING_REGISTERS = 32
+#: Where several of its warps copy pieces of pages, and one of them queries besides.
+SHARING_REGISTERS = 56
 #: Where another warp brings arrays: of all tiles of keys, or of those on a list.
 BRINGING_REGISTERS, LISTING_REGISTERS = 32, 40
 #: And where it transposes values: some of its loops spill with the fewer, which consumers may need more.
@@ -52,7 +54,9 @@ def producer_registers(variant: Parameters, problem: Problem, limits: DeviceLimi
         return many if needed_registers(variant, problem) <= _left(variant, limits, many) else few
     if variant.bias_stages:
         return LISTING_REGISTERS if problem.scores.needs_lists else BRINGING_REGISTERS
-    return CONVERTING_REGISTERS if problem.has_scales else COPYING_REGISTERS
+    if problem.has_scales:
+        return CONVERTING_REGISTERS
+    return SHARING_REGISTERS if variant.copiers > 1 and not variant.pack_heads else COPYING_REGISTERS
 
 
 def _finding_registers(variant: Parameters, limits: DeviceLimits) -> int:

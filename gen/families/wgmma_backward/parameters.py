@@ -322,7 +322,10 @@ class Parameters(GradientVariant):
         addresses = (
             REGISTERS_OF_ADDRESSES if self.dq_path == ATOMICS and (self.apart or self.persistent) else 0
         )
-        return (max(d, dv) if self.apart else d + dv) + passing + addresses + _beside(problem)
+        # Where sums are handed on, as ptxas has it; half the rows for a part begun while others are awaited.
+        begun = rows // 2 if self.schedule == AHEAD and self.meeting == LATE else 0
+        handing = rows // 8 + begun if self.hands_on_sums else 0
+        return (max(d, dv) if self.apart else d + dv) + passing + addresses + handing + _beside(problem)
 
     def producer_registers(self, problem: Problem) -> int:
         """Returns what a thread of the producer keeps."""

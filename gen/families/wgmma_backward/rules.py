@@ -270,6 +270,10 @@ class RuledParameters(RulesOfParts):
             return told + f"{problem.head_dim} columns are no whole shares of {columns}"
         return None
 
+    @rule("registers", after="sums")
+    def _registers_fit_those_that_hand_on(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        return self._registers_fit(problem, limits) if self.hands_on_sums else None
+
     @rule("combination", after="sums", advisory=True)
     def _neighbours_in_turn_start_apart(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if self.hands_on_sums and self.order == BY_HEAD:

@@ -772,14 +772,15 @@ __device__ __forceinline__ void hand_on_sums(const AttentionArgs& args, SharedSt
 #pragma unroll 1
       for (int first = turn.first_row + (turn.of_head - 1) * kPassingRows; first >= turn.first_row; first -= kPassingRows) {
         const bool begins = first >= neighbours.end_before, ends = first < neighbours.first_behind;
-        smem.become = !ends ? kHandedOn : begins ? kOnly : kLast;
-        if (!ends || begins) barrier_arrive(&smem.sums_open);
+        const bool reads = ends && !begins;
+        smem.become = reads ? kLast : ends ? kOnly : kHandedOn;
+        if (!reads) barrier_arrive(&smem.sums_open);
         tell();
         place = next_keys_of(args, turn.batch, head) + first / kPassingRows;
         if (!begins) wait_for_number(place, nth);
         float* const sums = query_sums_of(args, turn.batch, head) + 1LL * first * kD;
         const unsigned bytes = min(kPassingRows, (args.seqlen_q - first + 15) / 16 * 16) * kD * sizeof(float);
-        if (ends && !begins) {
+        if (reads) {
           barrier_expect(&smem.sums_open, bytes);
           bulk_load(smem.sums, sums, bytes, &smem.sums_open);
         }

@@ -99,6 +99,19 @@ def test_a_warp_asks_for_fewer_boxes():
     assert many < few
 
 
+def test_producers_that_bring_queries_besides_keep_more_registers():
+    problem = replace(PAGED, head_dim=128, head_dim_v=128, causal=True)
+
+    def given(**values: object) -> tuple[int, int]:
+        source = render(Wgmma(**values), problem, H200).source
+        kept = int(source.split("give_registers<")[1].split(">")[0])
+        return kept, int(source.split("take_registers<")[1].split(">")[0])
+
+    assert given() == given(copiers=4, pack_heads=True) == (24, 240)
+    # With 24 ptxas spills 116 bytes of each of their threads, with 40 still 8.
+    assert given(copiers=4) == (56, 224)
+
+
 @pytest.mark.parametrize(
     ("problem", "variant", "message"),
     [
