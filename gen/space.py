@@ -76,7 +76,7 @@ def enumerate_space(
     the advice that removed least is waived, and all of it if that does not help.
     """
     fixed = fixed or {}
-    rules = [r for r in family.rules() if not (r.advisory and r.after in fixed)]
+    rules = [r for r in family.rules() if not (r.advisory and r.waived_by in fixed)]
     space = _walk(family, problem, limits, fixed, rules)
     if len(space):
         return space

@@ -82,20 +82,24 @@ class Rule:
     rule prunes every variant sharing the parameters up to there.
 
     A variant that breaks an ``advisory`` rule runs, but another one is sure to be as good: the search leaves
-    it out unless the user holds the parameter named by ``after``.
+    it out unless the user holds the parameter named by ``waived_by``.
     """
 
     name: str
     after: str
     verdict: Verdict
     advisory: bool
+    waived_by: str
 
 
-def rule(name: str, *, after: str, advisory: bool = False) -> Callable[[Verdict], Verdict]:
-    """Marks a method ``(self, problem, limits) -> reason or None`` as a rule of its family."""
+def rule(
+    name: str, *, after: str, advisory: bool = False, waived_by: str | None = None
+) -> Callable[[Verdict], Verdict]:
+    """Marks a method ``(self, problem, limits) -> reason or None`` as a rule of its family. Advice is
+    ``waived_by`` the parameter that it waits for, unless it is about another's value."""
 
     def mark(method: Verdict) -> Verdict:
-        method.rule = (name, after, advisory)  # type: ignore[attr-defined]
+        method.rule = (name, after, advisory, waived_by or after)  # type: ignore[attr-defined]
         return method
 
     return mark
@@ -302,9 +306,9 @@ class Variant:
         for klass in reversed(cls.__mro__):
             for attribute, method in vars(klass).items():
                 if hasattr(method, "rule"):
-                    name, after, advisory = method.rule
+                    name, after, advisory, waived_by = method.rule
                     after = next(iter(order)) if after == FIRST_PARAMETER else after
-                    found[attribute] = Rule(name, after, method, advisory)
+                    found[attribute] = Rule(name, after, method, advisory, waived_by)
         return tuple(sorted(found.values(), key=lambda r: order[r.after]))
 
     @classmethod

@@ -274,7 +274,7 @@ class RuledParameters(RulesOfParts):
     def _registers_fit_those_that_hand_on(self, problem: Problem, limits: DeviceLimits) -> str | None:
         return self._registers_fit(problem, limits) if self.hands_on_sums else None
 
-    @rule("combination", after="sums", advisory=True)
+    @rule("combination", after="sums", advisory=True, waived_by="order")
     def _neighbours_in_turn_start_apart(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if self.hands_on_sums and self.order == BY_HEAD:
             return f"sums={self.sums}: order={self.order} starts blocks together that wait for each other"

@@ -483,6 +483,14 @@ def test_sums_are_handed_on_where_turns_are_in_order() -> None:
         render(handed, replace(problem, head_dim=72, head_dim_v=72), H200)
 
 
+def test_blocks_that_hand_on_start_apart_unless_their_order_is_held() -> None:
+    handed, problem = WAYS[HANDED_ON]
+    held = {name: value for name, value in handed.to_dict().items() if name != "order"}
+    orders = {v.to_dict()["order"] for v in enumerate_space(WgmmaBackward, problem, H200, held).legal}
+    assert orders == {"heaviest_first", "by_section"}
+    assert len(enumerate_space(WgmmaBackward, problem, H200, {**held, "order": "by_head"})) == 1
+
+
 #: What has blocks of a way write rows that see no keys.
 WRITES_ALL = {
     CLUSTER: ("if (turn.is_first || turn.is_last) return {0,", "if (false) return {0,"),
