@@ -13,12 +13,13 @@ from ...gen.limits import DeviceLimits
 from ...gen.render import render
 from ...gen.variant import Illegal
 from ..cards.device import Device
+from ..front.candidates import makes_same_bits
 from ..predict.peak import peak_of
 from ..shelf import choice, library
 from ..suites import SUITES, Workload
 from .contenders import CONTENDERS, LADDER, LADDER_TURN, SAME_BITS_TURN
 from .figures import OURS, OURS_SAME_BITS, Row, row_of
-from .same_bits import makes_same_bits, module_of, same_bits_module
+from .same_bits import module_of, same_bits_module
 from .unserved import Unserved
 
 #: Milliseconds of launches for one workload's turns, after warming up.

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...gen.emit.module import emit_module
-from ...gen.launch import repeats_bits
 from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
 from ...gen.render import render
-from ...gen.variant import Variant
 from ..errors import NotServed
 from ..front.candidates import candidates
 from ..shelf import library
@@ -22,11 +20,6 @@ def module_of(entry: library.Entry) -> Path:
     """Returns the emitted module beside a kernel's record."""
     assert entry.json_path is not None
     return entry.json_path.with_suffix(".py")
-
-
-def makes_same_bits(variant: Variant, problem: Problem, limits: DeviceLimits) -> bool:
-    """Tells whether a kernel makes the same bits every run."""
-    return repeats_bits(variant.launches(problem, limits))
 
 
 def same_bits_module(

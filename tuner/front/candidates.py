@@ -61,7 +61,7 @@ def candidates(
     found = [
         each
         for each in _tuned(problem, families, errors)
-        if not repeating or _repeats(each.variant, problem, limits)
+        if not repeating or makes_same_bits(each.variant, problem, limits)
     ]
     if not any(each.exact and each.record is not None and not each.record.predicted for each in found):
         found += _untuned(problem, families, errors, found, repeating)
@@ -108,7 +108,7 @@ def _tuned(problem: Problem, families: Sequence[type[Variant]], errors: Errors) 
             yield Candidate(variant, told.us, told.model_us, told.limiter, entry, exact, elsewhere)
 
 
-def _repeats(variant: Variant, problem: Problem, limits: DeviceLimits) -> bool:
+def makes_same_bits(variant: Variant, problem: Problem, limits: DeviceLimits) -> bool:
     """Whether a variant's kernel makes the same bits every run."""
     return repeats_bits(variant.launches(problem, limits))
 
@@ -126,7 +126,7 @@ def _untuned(
     prior = prior_of(problem, errors.limits)
 
     def of_repeating(variant: Variant) -> float:
-        return prior(variant) if _repeats(variant, problem, errors.limits) else 0.0
+        return prior(variant) if makes_same_bits(variant, problem, errors.limits) else 0.0
 
     told = of_repeating if repeating else prior
     known = sorted(tuned, key=lambda each: each.predicted_us)
