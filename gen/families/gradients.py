@@ -70,7 +70,7 @@ class GradientVariant(Variant):
 
     @property
     def hands_on_sums(self) -> bool:
-        """Whether blocks of keys hand on what they add up, in the order of keys, which the workspace tells of
+        """Whether blocks of keys hand on what they add up, in one order of keys, which the workspace tells of
         each tile of rows."""
         return False
 

@@ -137,6 +137,7 @@ GRADIENTS: tuple[Tuned, ...] = (
             "min_blocks": 1,
             "turns": "one",
             "sums": "any_order",
+            "walk": "down",
         },
         device={
             "name": "NVIDIA H100 80GB HBM3",
@@ -223,7 +224,7 @@ GRADIENTS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = GRADIENTS[0].problem, GRADIENTS[0].variant, GRADIENTS[0].device
 MEASUREMENT = GRADIENTS[0].measurement
 
-_bound = Gradients(GRADIENTS, operator="attention_bf16_d256_backward_0d7428aa")
+_bound = Gradients(GRADIENTS, operator="attention_bf16_d256_backward_5c62c0df")
 gradients, explain, use, register_torch = _bound.gradients, _bound.explain, _bound.use, _bound.register_torch
 
 if __name__ == "__main__":

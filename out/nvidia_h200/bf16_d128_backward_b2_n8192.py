@@ -137,6 +137,7 @@ GRADIENTS: tuple[Tuned, ...] = (
             "min_blocks": 1,
             "turns": "free",
             "sums": "any_order",
+            "walk": "down",
         },
         device={
             "name": "NVIDIA H200",

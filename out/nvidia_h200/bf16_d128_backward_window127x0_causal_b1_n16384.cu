@@ -22,15 +22,16 @@
 //   keys = 64                  keys that pass by them
 //   k_stages = 2               tiles of keys in shared memory
 //   v_stages = 2               tiles of values in shared memory
-//   order = by_section         blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
-//   meeting = late             when consumers await each other's gradients of scores: at once, or with other products begun
+//   order = by_head            blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
+//   ranges = of_keys           what masks are told by: the keys that each row sees, or the rows that see each key
 //   turns = free               tiles of keys that a block takes: one, or each so-manieth, or the next whenever it is free
 //   sums = handed_on           who adds to queries' gradients next: whoever comes, or the block whose keys are next
+//   walk = up                  rows that pass by, where sums are handed on: from the last one down, or up
 //
 // Tuned with window of 127 keys before and 0 after.
 //
 // Measured on NVIDIA H200, batch 1, 16 heads, 16384 rows, with a causal mask, window of 127 keys before and 0
-// after: 327.1 us (median), spread 0.5 %, 130.8 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest
+// after: 327.3 us (median), spread 1.1 %, 130.7 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest
 // error per head against float64: 1.4e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by
 // flashgen 0.2.0, seed 0.
 //
@@ -46,7 +47,7 @@
 //         --family wgmma-backward --set bc=128 --set apart=false --set br=64 --set schedule=together \
 //         --set parts=1 --set kept=shared --set q_stages=2 --set dout_stages=2 --set dq_path=bulk \
 //         --set ds_stages=2 --set rows=128 --set keys=64 --set k_stages=2 --set v_stages=2 \
-//         --set order=by_section --set meeting=late --set turns=free --set sums=handed_on
+//         --set order=by_head --set ranges=of_keys --set turns=free --set sums=handed_on --set walk=up
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -103,10 +104,15 @@ constexpr int kMaxBlocks = 132;  // as many as run at once
 constexpr int kQStages = 2, kDoutStages = 2;  // tiles of them in shared memory
 constexpr int kDsStages = 2;  // tiles of gradients of scores in shared memory
 constexpr int kShareTiles = 1, kShareColumns = 64;  // of queries' gradients, of 64 rows, by consumer
-// What becomes of a block's sums of a tile of rows: others add to them, or they are gradients with those of all keys before,
+constexpr int kGradientsBarrier = 1;  // named: all consumers have written their gradients of scores
+// What becomes of a block's sums of a tile of rows: others add to them, or they are gradients with those of all other keys,
 // or they alone.
 constexpr int kHandedOn = 0, kLast = 1, kOnly = 2;
-constexpr long long kSectionBytes = 37748736;  // of L2, for what passes by
+// A turn as far as sums go: those of tiles of rows from `first_row` to `last_row`. Rows from `end_before` on see no keys before
+// the turn's, and those up to `first_behind` none behind. Both begin tiles.
+struct HandedTurn {
+  int batch, first_row, last_row, end_before, first_behind;
+};
 constexpr int kRowBox = 64, kKeyBox = 128;  // rows and keys that one copy brings
 constexpr int kStatisticsRows = 32, kStatisticsThreads = 256;
 
@@ -127,20 +133,20 @@ struct SharedStorage {
   alignas(1024) PassingRows q[kQStages][kDChunks];
   alignas(1024) PassingRows dout[kDoutStages][kDvChunks];
   alignas(1024) PassingRows gradients[kDsStages][kBc / kChunk];  // of scores, a row for each query row
-  // Sums of a tile of rows, as they lie in memory, on their way there or from there.
-  alignas(128) float sums[kPassingRows * kD];
+  // Sums of two tiles of rows, one behind the other, as they lie in memory, on their way there or from there.
+  alignas(128) float sums[2][kPassingRows * kD];
   alignas(16) float lse[kQStages][kPassingRows], delta[kDoutStages][kPassingRows];
   // A stage is full once its bytes have arrived, and empty once every warp of consumers has done with it.
   Barrier kept_full, q_full[kQStages], q_empty[kQStages], dout_full[kDoutStages], dout_empty[kDoutStages];
-  Barrier gradients_full[kDsStages];  // once every warp of consumers has stored its own
   Barrier kept_empty;  // once every warp of consumers has read what it needs of keys and values
   Barrier next_full, next_empty;  // once the producer has told the next turn, and every warp of consumers has read it
   int next;
-  Barrier sums_open, sums_done;  // once it is known what becomes of them, and once every warp of consumers has done it
-  int become;
+  Barrier sums_open[2], sums_done[2];  // once it is known what becomes of them, and once every warp of consumers has done it
+  int become[2];
+  int nth;  // tile of keys, in the order of turns: of the one whose sums are handed on, by a thread of few registers
 };
 
-static_assert(sizeof(SharedStorage) == 198656, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 231424, "the size that pruning counted on");
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
@@ -196,6 +202,11 @@ __device__ __forceinline__ void barrier_wait(Barrier* barrier, unsigned parity) 
       :
       : "r"(shared_address(barrier)), "r"(parity)
       : "memory");
+}
+
+// Waits until `threads` threads have come to barrier `id` of the block, this one's warp among them.
+__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
 // Shows ordinary writes to shared memory to the copy engine and the tensor cores.
@@ -451,15 +462,6 @@ __device__ __forceinline__ int end_key_of(const AttentionArgs& args, int batch, 
   return max(0, end);
 }
 
-// What a row sees of the keys, a predicate aside: none where it is not there.
-struct KeyRange {
-  int begin, end;
-};
-__device__ __forceinline__ KeyRange keys_of(const AttentionArgs& args, int batch, int row) {
-  if (row >= args.seqlen_q) return {0, 0};
-  return {first_key_of(args, batch, row), end_key_of(args, batch, row)};
-}
-
 // The rows that see some of the keys [first_key, end_key): neighbours, for bounds rise with rows.
 __device__ __forceinline__ void find_rows(
     const AttentionArgs& args, int batch, int first_key, int end_key, int& first_row, int& end_row) {
@@ -475,6 +477,27 @@ __device__ __forceinline__ void find_rows(
     if (first_key_of(args, batch, middle) >= end_key) above = middle; else below = middle + 1;
   }
   end_row = below;
+}
+
+// The rows that see a key, a predicate aside: none where it is not there.
+struct RowRange {
+  int begin, end;
+};
+// `first_row` and `end_row`: no others see it.
+__device__ __forceinline__ RowRange rows_of(
+    const AttentionArgs& args, int batch, int key, int first_row, int end_row) {
+  int begin = first_row, above = end_row;
+  while (begin < above) {  // the first row that does not end before the key
+    const int middle = begin + (above - begin) / 2;
+    if (end_key_of(args, batch, middle) > key) above = middle; else begin = middle + 1;
+  }
+  int end = begin;
+  above = end_row;
+  while (end < above) {  // and the first that begins behind it
+    const int middle = end + (above - end) / 2;
+    if (first_key_of(args, batch, middle) > key) above = middle; else end = middle + 1;
+  }
+  return {begin, end};
 }
 
 // Of each row, its log-sum-exp in powers of two (infinity where it sees nothing, and so weighs nothing), and what its
@@ -518,14 +541,14 @@ __device__ __forceinline__ int* next_keys_of(const AttentionArgs& args, int batc
 }
 
 // Turns a product of a row and a key into its weight, and the gradient of the weight into that of the product, but for
-// the scale of scores. `masked`: the row may not see the key, which then is none of those `seen`.
+// the scale of scores. `masked`: the row may not see the key, and then is none of those that `see` it.
 template <bool masked>
 __device__ __forceinline__ void weigh(
-    float& s, float& gradient, const AttentionArgs& args, int batch, int head, int row, int key, KeyRange seen,
+    float& s, float& gradient, const AttentionArgs& args, int batch, int head, int row, int key, RowRange see,
     float scale, float lse, float delta) {
   s = exp2f(fmaf(s, scale, -lse));
   if (masked) {
-    const bool sees_key = key >= seen.begin && key < seen.end;
+    const bool sees_key = row >= see.begin && row < see.end;
     s = sees_key ? s : 0.0f;
   }
   gradient = s * (gradient - delta);
@@ -614,16 +637,10 @@ struct Turn {
   int batch, kv_head, first_key, end_key, first_row, end_row, of_head;
 
   __device__ __forceinline__ Turn(const AttentionArgs& args, int number) {
-    const int tiles = tiles_of_keys(args), group = args.num_q_heads / args.num_kv_heads;
-    // Heads one section behind the other, of which L2 has what passes by; of a section the heaviest tiles first.
-    const int all_heads = args.batch * args.num_kv_heads;
-    const long long passing = 1LL * group * args.seqlen_q * (kD * 6 + kDv * 2);  // bytes, of a head
-    const int section = max(1, int(min(kSectionBytes / max(passing, 1LL), 1LL * all_heads)));
-    const int before = number / (tiles * section) * section, nth = number - tiles * before;
-    const int beside = min(section, all_heads - before), nth_head = before + nth % beside;
-    first_key = nth / beside * kBc;
-    kv_head = nth_head % args.num_kv_heads;
-    batch = nth_head / args.num_kv_heads;
+    const int tiles = tiles_of_keys(args);
+    first_key = (tiles - 1 - number % tiles) * kBc;
+    kv_head = number / tiles % args.num_kv_heads;
+    batch = number / tiles / args.num_kv_heads;
     end_key = min(first_key + kBc, args.seqlen_k);
     find_rows(args, batch, first_key, end_key, first_row, end_row);
     first_row -= first_row % kPassingRows;
@@ -720,13 +737,13 @@ __device__ __forceinline__ void start_shares(
 // Has a warp's share of a tile's sums, once it is made, where they are handed on from; or makes gradients of it, at `dq`
 // from `first_row` on.
 __device__ __forceinline__ void hand_on_share(
-    const AttentionArgs& args, SharedStorage& smem, unsigned& phase, float (&shares)[kShareTiles][kShareColumns / 2],
-    float* place, Element* dq, int first_row) {
+    const AttentionArgs& args, SharedStorage& smem, PipelineState<2>& pipe, float (&shares)[kShareTiles][kShareColumns / 2],
+    float* first_place, Element* dq, int first_row) {
 #pragma unroll
   for (int tile = 0; tile < kShareTiles; ++tile) hold(shares[tile]);
-  barrier_wait(&smem.sums_open, phase);
-  phase ^= 1;
-  const int become = smem.become;
+  barrier_wait(&smem.sums_open[pipe.stage], pipe.phase);
+  float* const place = first_place + pipe.stage * (kPassingRows * kD);
+  const int become = smem.become[pipe.stage];
   if (become == kHandedOn) {
 #pragma unroll
     for (int tile = 0; tile < kShareTiles; ++tile) {
@@ -752,77 +769,80 @@ __device__ __forceinline__ void hand_on_share(
     }
   }
   __syncwarp();
-  release(&smem.sums_done);
+  release(&smem.sums_done[pipe.stage]);
+  pipe.advance();
 }
 
-// What the turns before and behind one have in common with it: rows from `end_before` on have seen no keys before, and
-// those up to `first_behind` see none behind. Both begin tiles.
-struct NeighbourTurns {
-  int end_before = 0, first_behind = 0x7fffffff;
-
-  __device__ __forceinline__ NeighbourTurns(const AttentionArgs& args, const Turn& turn) {
-    int first_row, end_row;
-    if (turn.first_key > 0) {
-      find_rows(args, turn.batch, turn.first_key - kBc, turn.first_key, first_row, end_row);
-      end_before = (end_row + kPassingRows - 1) / kPassingRows * kPassingRows;
-    }
-    if (turn.end_key < args.seqlen_k) {
-      find_rows(args, turn.batch, turn.end_key, min(turn.end_key + kBc, args.seqlen_k), first_row, end_row);
-      first_behind = first_row / kPassingRows * kPassingRows;
-    }
+__device__ __forceinline__ HandedTurn find_handed(const AttentionArgs& args, const Turn& turn) {
+  HandedTurn made{turn.batch, turn.first_row, turn.first_row + (turn.of_head - 1) * kPassingRows, 0, 0x7fffffff};
+  int first_row, end_row;
+  if (turn.first_key > 0) {
+    find_rows(args, turn.batch, turn.first_key - kBc, turn.first_key, first_row, end_row);
+    made.end_before = (end_row + kPassingRows - 1) / kPassingRows * kPassingRows;
   }
-};
+  if (turn.end_key < args.seqlen_k) {
+    find_rows(args, turn.batch, turn.end_key, min(turn.end_key + kBc, args.seqlen_k), first_row, end_row);
+    made.first_behind = first_row / kPassingRows * kPassingRows;
+  }
+  return made;
+}
 
-// One thread's part of a block's turns: opens shared memory for one tile of sums after the other, waits for those whose
-// keys come before, and has them moved.
+// One thread's part of a block's turns: opens shared memory for one tile of sums after the other, with those of all
+// others where these end there, and has them moved.
 __device__ __forceinline__ void hand_on_sums(const AttentionArgs& args, SharedStorage& smem) {
-  unsigned next_phase = 0, phase = 0;
-  int told = 0, number = 0;  // what others wait to be told, once sums are in memory; and where, if told is not 0
-  int* place = nullptr;
-  const auto tell = [&] {
-    if (told == 0) return;
-    tma_wait<0>();
-    leave_number(place, told);
-    told = 0;
+  HandedTurn own{};
+  const auto begins = [&](int first) { return first < own.first_behind; };
+  const auto ends = [&](int first) { return first >= own.end_before; };
+  const auto number_at = [&](int head, int first) { return next_keys_of(args, own.batch, head) + first / kPassingRows; };
+  const auto sums_at = [&](int head, int first) { return query_sums_of(args, own.batch, head) + 1LL * first * kD; };
+  const auto bytes_at = [&](int first) {
+    return unsigned(min(kPassingRows, (args.seqlen_q - first + 15) / 16 * 16) * kD * sizeof(float));
   };
+  const auto open = [&](int head, int first, int stage) {
+    smem.become[stage] = !ends(first) ? kHandedOn : begins(first) ? kOnly : kLast;
+    if (!ends(first) || begins(first)) {
+      barrier_arrive(&smem.sums_open[stage]);
+      return;
+    }
+    wait_for_number(number_at(head, first), smem.nth);
+    barrier_expect(&smem.sums_open[stage], bytes_at(first));
+    bulk_load(smem.sums[stage], sums_at(head, first), bytes_at(first), &smem.sums_open[stage]);
+  };
+  unsigned next_phase = 0;
+  PipelineState<2> pipe;
 #pragma unroll 1
   while (true) {
     barrier_wait(&smem.next_full, next_phase);
-    number = smem.next;
+    const int number = smem.next;
     barrier_arrive(&smem.next_empty);
     next_phase ^= 1;
     if (number >= Turn::count(args)) break;
     const Turn turn(args, number);
-    const NeighbourTurns neighbours(args, turn);
-    const int nth = turn.first_key / kBc, group = args.num_q_heads / args.num_kv_heads;
+    own = find_handed(args, turn);
+    smem.nth = Turn::tiles_of_keys(args) - 1 - turn.first_key / kBc;
+    if (turn.of_head <= 0) continue;
+    const int group = args.num_q_heads / args.num_kv_heads, end_head = (turn.kv_head + 1) * group;
+    int head = turn.kv_head * group, first = own.first_row;
+    open(head, first, pipe.stage);
 #pragma unroll 1
-    for (int head = turn.kv_head * group; head < (turn.kv_head + 1) * group; ++head) {
-#pragma unroll 1
-      for (int first = turn.first_row + (turn.of_head - 1) * kPassingRows; first >= turn.first_row; first -= kPassingRows) {
-        const bool begins = first >= neighbours.end_before, ends = first < neighbours.first_behind;
-        const bool reads = ends && !begins;
-        smem.become = reads ? kLast : ends ? kOnly : kHandedOn;
-        if (!reads) barrier_arrive(&smem.sums_open);
-        tell();
-        place = next_keys_of(args, turn.batch, head) + first / kPassingRows;
-        if (!begins) wait_for_number(place, nth);
-        float* const sums = query_sums_of(args, turn.batch, head) + 1LL * first * kD;
-        const unsigned bytes = min(kPassingRows, (args.seqlen_q - first + 15) / 16 * 16) * kD * sizeof(float);
-        if (reads) {
-          barrier_expect(&smem.sums_open, bytes);
-          bulk_load(smem.sums, sums, bytes, &smem.sums_open);
-        }
-        barrier_wait(&smem.sums_done, phase);
-        phase ^= 1;
-        if (ends) continue;
-        if (begins) bulk_store(sums, smem.sums, bytes); else bulk_add(sums, smem.sums, bytes);
+    while (head < end_head) {
+      const bool is_last = first == own.last_row;
+      const int next_head = head + is_last, next_first = is_last ? own.first_row : first + kPassingRows;
+      if (!begins(first) && !ends(first)) wait_for_number(number_at(head, first), smem.nth);
+      barrier_wait(&smem.sums_done[pipe.stage], pipe.phase);
+      if (!ends(first)) {
+        float* const sums = sums_at(head, first);
+        if (begins(first)) bulk_store(sums, smem.sums[pipe.stage], bytes_at(first)); else bulk_add(sums, smem.sums[pipe.stage], bytes_at(first));
         tma_commit();
-        tma_wait_read<0>();
-        told = nth + 1;
+        tma_wait<0>();
+        leave_number(number_at(head, first), smem.nth + 1);
       }
+      // Not before, as nobody waits for others with sums to hand on.
+      if (next_head < end_head) open(next_head, next_first, pipe.stage ^ 1);
+      pipe.advance();
+      head = next_head, first = next_first;
     }
   }
-  tell();
 }
 
 // Leaves of each row its log-sum-exp and the sum of dout * o, less the gradient of the log-sum-exp; 16 lanes do a row.
@@ -903,8 +923,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     barrier_init(&smem.kept_empty, kArrivals * 4 * kConsumers);
     barrier_init(&smem.next_full, 1);
     barrier_init(&smem.next_empty, kArrivals * 4 * kConsumers + 1);
-    barrier_init(&smem.sums_open, 1);
-    barrier_init(&smem.sums_done, kArrivals * 4 * kConsumers);
+    for (int i = 0; i < 2; ++i) {
+      barrier_init(&smem.sums_open[i], 1);
+      barrier_init(&smem.sums_done[i], kArrivals * 4 * kConsumers);
+    }
     for (int i = 0; i < kQStages; ++i) {
       barrier_init(&smem.q_full[i], 1);
       barrier_init(&smem.q_empty[i], kArrivals * 4 * kConsumers);
@@ -913,7 +935,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       barrier_init(&smem.dout_full[i], 1);
       barrier_init(&smem.dout_empty[i], kArrivals * 4 * kConsumers);
     }
-    for (int i = 0; i < kDsStages; ++i) barrier_init(&smem.gradients_full[i], kArrivals * 4 * kConsumers);
     fence_barrier_init();
   }
   wait_for_earlier_launches();
@@ -945,7 +966,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll 1
       for (int head = turn.kv_head * group; head < (turn.kv_head + 1) * group; ++head) {
 #pragma unroll 1
-        for (int first = turn.first_row + (turn.of_head - 1) * kPassingRows; first >= turn.first_row; first -= kPassingRows) {
+        for (int n = 0, first = turn.first_row; n < turn.of_head; ++n, first += kPassingRows) {
           Barrier* const q_full = &smem.q_full[q_pipe.stage];
           barrier_wait(&smem.q_empty[q_pipe.stage], q_pipe.phase ^ 1);
           barrier_expect(q_full, sizeof(smem.q[0]) + sizeof(smem.lse[0]));
@@ -979,8 +1000,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     return;
   }
   take_registers<232>();
-  PipelineState<kDsStages> ds_pipe;
-  unsigned sums_phase = 0;
+  int ds_stage = 0;
+  PipelineState<2> sums_pipe;
   int number = 0;
   barrier_wait(&smem.next_full, next_phase);
   number = smem.next;
@@ -991,16 +1012,18 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   while (number < count) {
     const Turn turn(args, number);
     const int batch = turn.batch, kv_head = turn.kv_head, first_key = turn.first_key;
-    const int first_row = turn.first_row, of_head = turn.of_head;
+    const int first_row = turn.first_row, end_row = turn.end_row, of_head = turn.of_head;
     const int consumer = warp / 4 - 1, lane = threadIdx.x % 32;
     const int own = consumer * 64;  // the consumer's first key here
     const int own_key = first_key + own + warp % 4 * 16 + lane / 4;  // the thread's first
+    const RowRange rows_of_own = rows_of(args, batch, own_key, first_row, end_row);
+    const RowRange rows_of_other = rows_of(args, batch, own_key + 8, first_row, end_row);
     const unsigned long long k_desc = descriptor(smem.k[0] + own * kChunk);
     const unsigned long long v_desc = descriptor(smem.v[0] + own * kChunk);
     const float scale = args.scale * kLog2e;
     float sum_k[kD / 2] = {}, sum_v[kDv / 2] = {};
     const int share_column = consumer * kShareColumns;  // a consumer's share of queries' gradients begins there
-    float* const place_of_share = query_sum_at(smem.sums, warp % 4, share_column / 8);
+    float* const place_of_share = query_sum_at(smem.sums[0], warp % 4, share_column / 8);
     const unsigned long long all_keys = descriptor(smem.k[share_column / kChunk], sizeof(KeptKeys));
 
     if (of_head > 0) {
@@ -1009,7 +1032,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll 1
     for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
 #pragma unroll 1
-      for (int first = first_row + (of_head - 1) * kPassingRows; first >= first_row; first -= kPassingRows) {
+      for (int n = 0, first = first_row; n < of_head; ++n, first += kPassingRows) {
         const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
         const unsigned long long dout_desc = descriptor(smem.dout[dout_pipe.stage], sizeof(PassingRows));
         float s[kPassingRows / 2], gradient[kPassingRows / 2];
@@ -1031,11 +1054,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
               const int row = first + column + e;
-              const KeyRange seen = kMasked ? keys_of(args, batch, row) : KeyRange{};
 #pragma unroll
               for (int h = 0; h < 2; ++h) {
                 const int at = i + 2 * h + e, key = own_key + 8 * h;
-                weigh<kMasked>(s[at], gradient[at], args, batch, head, row, key, seen, scale, e ? lse.y : lse.x,
+                const RowRange see = h ? rows_of_other : rows_of_own;
+                weigh<kMasked>(s[at], gradient[at], args, batch, head, row, key, see, scale, e ? lse.y : lse.x,
                                e ? delta.y : delta.x);
               }
             }
@@ -1049,25 +1072,25 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         pack_weights(s, weights);
         pack_weights(gradient, gradients);
         start_sums(sum_v, weights, dout_desc);
-        store_gradients(smem.gradients[ds_pipe.stage][consumer], gradients);
+        store_gradients(smem.gradients[ds_stage][consumer], gradients);
         fence_proxy_async();
-        __syncwarp();
-        release(&smem.gradients_full[ds_pipe.stage]);
-        start_sums(sum_k, gradients, q_desc);
-        barrier_wait(&smem.gradients_full[ds_pipe.stage], ds_pipe.phase);
+        named_barrier_sync(kGradientsBarrier, kConsumers * kWarpgroup);
         float shares[kShareTiles][kShareColumns / 2];
-        start_shares(shares, descriptor(smem.gradients[ds_pipe.stage][0]), all_keys);
+        start_shares(shares, descriptor(smem.gradients[ds_stage][0]), all_keys);
+
+        start_sums(sum_k, gradients, q_desc);
         wgmma_wait<2>();
         release(&smem.dout_empty[dout_pipe.stage]);
         dout_pipe.advance();
         wgmma_wait<1>();
+        hand_on_share(
+            args, smem, sums_pipe, shares, place_of_share,
+            args.dq + batch * args.dq_stride_batch + head * args.dq_stride_head + share_column, first);
+        ds_stage ^= 1;
+
+        wgmma_wait<0>();
         release(&smem.q_empty[q_pipe.stage]);
         q_pipe.advance();
-        wgmma_wait<0>();
-        hand_on_share(
-            args, smem, sums_phase, shares, place_of_share,
-            args.dq + batch * args.dq_stride_batch + head * args.dq_stride_head + share_column, first);
-        ds_pipe.advance();
       }
     }
     hold(sum_k);
@@ -1233,4 +1256,4 @@ extern "C" int attention_bf16_d128_backward_window(const AttentionArgs* args, cu
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 1, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 16384, "seqlen_k": 16384, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto", "scoring": {"window": [127, 0]}, "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 64, "schedule": "together", "parts": 1, "kept": "shared", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_section", "meeting": "late", "ranges": "of_rows", "min_blocks": 1, "turns": "free", "sums": "handed_on"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_backward_window", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 198656, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "3b1e7e672cf32c88", "figures": [2324, 1209]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 1, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 16384, "seqlen_k": 16384, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto", "scoring": {"window": [127, 0]}, "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 64, "schedule": "together", "parts": 1, "kept": "shared", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_head", "meeting": "at_once", "ranges": "of_keys", "min_blocks": 1, "turns": "free", "sums": "handed_on", "walk": "up"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_backward_window", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 231424, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "5a34d99fe7303b16", "figures": [2421, 1222]}

@@ -26,12 +26,13 @@
 //   min_blocks = 2             blocks per SM, of those that keep keys
 //   turns = free               tiles of keys that a block takes: one, or each so-manieth, or the next whenever it is free
 //   sums = handed_on           who adds to queries' gradients next: whoever comes, or the block whose keys are next
+//   walk = up                  rows that pass by, where sums are handed on: from the last one down, or up
 //
 // Tuned with window of 127 keys before and 0 after.
 //
 // Measured on NVIDIA H200, batch 1, 32 heads, 16384 rows, with a causal mask, window of 127 keys before and 0
-// after: 386.6 us (median), spread 1.2 %, 110.7 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest
-// error per head against float64: 1.6e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by
+// after: 396.3 us (median), spread 0.4 %, 108.0 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest
+// error per head against float64: 1.5e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by
 // flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -47,7 +48,7 @@
 //         --set schedule=together --set parts=1 --set kept=registers --set q_stages=3 --set dout_stages=2 \
 //         --set dq_path=bulk --set ds_stages=2 --set rows=128 --set keys=64 --set k_stages=2 \
 //         --set v_stages=2 --set order=heaviest_first --set min_blocks=2 --set turns=free \
-//         --set sums=handed_on
+//         --set sums=handed_on --set walk=up
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -105,9 +106,14 @@ constexpr int kQStages = 3, kDoutStages = 2;  // tiles of them in shared memory
 constexpr int kDsStages = 2;  // tiles of gradients of scores in shared memory
 constexpr int kShareTiles = 1, kShareColumns = 64;  // of queries' gradients, of 64 rows, by consumer
 constexpr int kGradientsBarrier = 1;  // named: all consumers have written their gradients of scores
-// What becomes of a block's sums of a tile of rows: others add to them, or they are gradients with those of all keys before,
+// What becomes of a block's sums of a tile of rows: others add to them, or they are gradients with those of all other keys,
 // or they alone.
 constexpr int kHandedOn = 0, kLast = 1, kOnly = 2;
+// A turn as far as sums go: those of tiles of rows from `first_row` to `last_row`. Rows from `end_before` on see no keys before
+// the turn's, and those up to `first_behind` none behind. Both begin tiles.
+struct HandedTurn {
+  int batch, first_row, last_row, end_before, first_behind;
+};
 constexpr int kRowBox = 64, kKeyBox = 64;  // rows and keys that one copy brings
 constexpr int kStatisticsRows = 32, kStatisticsThreads = 256;
 
@@ -128,19 +134,20 @@ struct SharedStorage {
   alignas(1024) PassingRows q[kQStages][kDChunks];
   alignas(1024) PassingRows dout[kDoutStages][kDvChunks];
   alignas(1024) PassingRows gradients[kDsStages][kBc / kChunk];  // of scores, a row for each query row
-  // Sums of a tile of rows, as they lie in memory, on their way there or from there.
-  alignas(128) float sums[kPassingRows * kD];
+  // Sums of two tiles of rows, one behind the other, as they lie in memory, on their way there or from there.
+  alignas(128) float sums[2][kPassingRows * kD];
   alignas(16) float lse[kQStages][kPassingRows], delta[kDoutStages][kPassingRows];
   // A stage is full once its bytes have arrived, and empty once every warp of consumers has done with it.
   Barrier kept_full, q_full[kQStages], q_empty[kQStages], dout_full[kDoutStages], dout_empty[kDoutStages];
   Barrier kept_empty;  // once every warp of consumers has read what it needs of keys and values
   Barrier next_full, next_empty;  // once the producer has told the next turn, and every warp of consumers has read it
   int next;
-  Barrier sums_open, sums_done;  // once it is known what becomes of them, and once every warp of consumers has done it
-  int become;
+  Barrier sums_open[2], sums_done[2];  // once it is known what becomes of them, and once every warp of consumers has done it
+  int become[2];
+  int nth;  // tile of keys, in the order of turns: of the one whose sums are handed on, by a thread of few registers
 };
 
-static_assert(sizeof(SharedStorage) == 92160, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 108544, "the size that pruning counted on");
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
@@ -664,7 +671,7 @@ struct Turn {
   __device__ __forceinline__ Turn(const AttentionArgs& args, int number) {
     const int tiles = tiles_of_keys(args);
     const int all_heads = args.batch * args.num_kv_heads;
-    first_key = number / all_heads * kBc;
+    first_key = (tiles - 1 - number / all_heads) * kBc;
     kv_head = number % args.num_kv_heads;
     batch = number % all_heads / args.num_kv_heads;
     end_key = min(first_key + kBc, args.seqlen_k);
@@ -763,13 +770,13 @@ __device__ __forceinline__ void start_shares(
 // Has a warp's share of a tile's sums, once it is made, where they are handed on from; or makes gradients of it, at `dq`
 // from `first_row` on.
 __device__ __forceinline__ void hand_on_share(
-    const AttentionArgs& args, SharedStorage& smem, unsigned& phase, float (&shares)[kShareTiles][kShareColumns / 2],
-    float* place, Element* dq, int first_row) {
+    const AttentionArgs& args, SharedStorage& smem, PipelineState<2>& pipe, float (&shares)[kShareTiles][kShareColumns / 2],
+    float* first_place, Element* dq, int first_row) {
 #pragma unroll
   for (int tile = 0; tile < kShareTiles; ++tile) hold(shares[tile]);
-  barrier_wait(&smem.sums_open, phase);
-  phase ^= 1;
-  const int become = smem.become;
+  barrier_wait(&smem.sums_open[pipe.stage], pipe.phase);
+  float* const place = first_place + pipe.stage * (kPassingRows * kD);
+  const int become = smem.become[pipe.stage];
   if (become == kHandedOn) {
 #pragma unroll
     for (int tile = 0; tile < kShareTiles; ++tile) {
@@ -795,77 +802,80 @@ __device__ __forceinline__ void hand_on_share(
     }
   }
   __syncwarp();
-  release(&smem.sums_done);
+  release(&smem.sums_done[pipe.stage]);
+  pipe.advance();
 }
 
-// What the turns before and behind one have in common with it: rows from `end_before` on have seen no keys before, and
-// those up to `first_behind` see none behind. Both begin tiles.
-struct NeighbourTurns {
-  int end_before = 0, first_behind = 0x7fffffff;
-
-  __device__ __forceinline__ NeighbourTurns(const AttentionArgs& args, const Turn& turn) {
-    int first_row, end_row;
-    if (turn.first_key > 0) {
-      find_rows(args, turn.batch, turn.first_key - kBc, turn.first_key, first_row, end_row);
-      end_before = (end_row + kPassingRows - 1) / kPassingRows * kPassingRows;
-    }
-    if (turn.end_key < args.seqlen_k) {
-      find_rows(args, turn.batch, turn.end_key, min(turn.end_key + kBc, args.seqlen_k), first_row, end_row);
-      first_behind = first_row / kPassingRows * kPassingRows;
-    }
+__device__ __forceinline__ HandedTurn find_handed(const AttentionArgs& args, const Turn& turn) {
+  HandedTurn made{turn.batch, turn.first_row, turn.first_row + (turn.of_head - 1) * kPassingRows, 0, 0x7fffffff};
+  int first_row, end_row;
+  if (turn.first_key > 0) {
+    find_rows(args, turn.batch, turn.first_key - kBc, turn.first_key, first_row, end_row);
+    made.end_before = (end_row + kPassingRows - 1) / kPassingRows * kPassingRows;
   }
-};
+  if (turn.end_key < args.seqlen_k) {
+    find_rows(args, turn.batch, turn.end_key, min(turn.end_key + kBc, args.seqlen_k), first_row, end_row);
+    made.first_behind = first_row / kPassingRows * kPassingRows;
+  }
+  return made;
+}
 
-// One thread's part of a block's turns: opens shared memory for one tile of sums after the other, waits for those whose
-// keys come before, and has them moved.
+// One thread's part of a block's turns: opens shared memory for one tile of sums after the other, with those of all
+// others where these end there, and has them moved.
 __device__ __forceinline__ void hand_on_sums(const AttentionArgs& args, SharedStorage& smem) {
-  unsigned next_phase = 0, phase = 0;
-  int told = 0, number = 0;  // what others wait to be told, once sums are in memory; and where, if told is not 0
-  int* place = nullptr;
-  const auto tell = [&] {
-    if (told == 0) return;
-    tma_wait<0>();
-    leave_number(place, told);
-    told = 0;
+  HandedTurn own{};
+  const auto begins = [&](int first) { return first < own.first_behind; };
+  const auto ends = [&](int first) { return first >= own.end_before; };
+  const auto number_at = [&](int head, int first) { return next_keys_of(args, own.batch, head) + first / kPassingRows; };
+  const auto sums_at = [&](int head, int first) { return query_sums_of(args, own.batch, head) + 1LL * first * kD; };
+  const auto bytes_at = [&](int first) {
+    return unsigned(min(kPassingRows, (args.seqlen_q - first + 15) / 16 * 16) * kD * sizeof(float));
   };
+  const auto open = [&](int head, int first, int stage) {
+    smem.become[stage] = !ends(first) ? kHandedOn : begins(first) ? kOnly : kLast;
+    if (!ends(first) || begins(first)) {
+      barrier_arrive(&smem.sums_open[stage]);
+      return;
+    }
+    wait_for_number(number_at(head, first), smem.nth);
+    barrier_expect(&smem.sums_open[stage], bytes_at(first));
+    bulk_load(smem.sums[stage], sums_at(head, first), bytes_at(first), &smem.sums_open[stage]);
+  };
+  unsigned next_phase = 0;
+  PipelineState<2> pipe;
 #pragma unroll 1
   while (true) {
     barrier_wait(&smem.next_full, next_phase);
-    number = smem.next;
+    const int number = smem.next;
     barrier_arrive(&smem.next_empty);
     next_phase ^= 1;
     if (number >= Turn::count(args)) break;
     const Turn turn(args, number);
-    const NeighbourTurns neighbours(args, turn);
-    const int nth = turn.first_key / kBc, group = args.num_q_heads / args.num_kv_heads;
+    own = find_handed(args, turn);
+    smem.nth = Turn::tiles_of_keys(args) - 1 - turn.first_key / kBc;
+    if (turn.of_head <= 0) continue;
+    const int group = args.num_q_heads / args.num_kv_heads, end_head = (turn.kv_head + 1) * group;
+    int head = turn.kv_head * group, first = own.first_row;
+    open(head, first, pipe.stage);
 #pragma unroll 1
-    for (int head = turn.kv_head * group; head < (turn.kv_head + 1) * group; ++head) {
-#pragma unroll 1
-      for (int first = turn.first_row + (turn.of_head - 1) * kPassingRows; first >= turn.first_row; first -= kPassingRows) {
-        const bool begins = first >= neighbours.end_before, ends = first < neighbours.first_behind;
-        const bool reads = ends && !begins;
-        smem.become = reads ? kLast : ends ? kOnly : kHandedOn;
-        if (!reads) barrier_arrive(&smem.sums_open);
-        tell();
-        place = next_keys_of(args, turn.batch, head) + first / kPassingRows;
-        if (!begins) wait_for_number(place, nth);
-        float* const sums = query_sums_of(args, turn.batch, head) + 1LL * first * kD;
-        const unsigned bytes = min(kPassingRows, (args.seqlen_q - first + 15) / 16 * 16) * kD * sizeof(float);
-        if (reads) {
-          barrier_expect(&smem.sums_open, bytes);
-          bulk_load(smem.sums, sums, bytes, &smem.sums_open);
-        }
-        barrier_wait(&smem.sums_done, phase);
-        phase ^= 1;
-        if (ends) continue;
-        if (begins) bulk_store(sums, smem.sums, bytes); else bulk_add(sums, smem.sums, bytes);
+    while (head < end_head) {
+      const bool is_last = first == own.last_row;
+      const int next_head = head + is_last, next_first = is_last ? own.first_row : first + kPassingRows;
+      if (!begins(first) && !ends(first)) wait_for_number(number_at(head, first), smem.nth);
+      barrier_wait(&smem.sums_done[pipe.stage], pipe.phase);
+      if (!ends(first)) {
+        float* const sums = sums_at(head, first);
+        if (begins(first)) bulk_store(sums, smem.sums[pipe.stage], bytes_at(first)); else bulk_add(sums, smem.sums[pipe.stage], bytes_at(first));
         tma_commit();
-        tma_wait_read<0>();
-        told = nth + 1;
+        tma_wait<0>();
+        leave_number(number_at(head, first), smem.nth + 1);
       }
+      // Not before, as nobody waits for others with sums to hand on.
+      if (next_head < end_head) open(next_head, next_first, pipe.stage ^ 1);
+      pipe.advance();
+      head = next_head, first = next_first;
     }
   }
-  tell();
 }
 
 // Leaves of each row its log-sum-exp and the sum of dout * o, less the gradient of the log-sum-exp; 8 lanes do a row.
@@ -946,8 +956,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     barrier_init(&smem.kept_empty, kArrivals * 4 * kConsumers);
     barrier_init(&smem.next_full, 1);
     barrier_init(&smem.next_empty, kArrivals * 4 * kConsumers + 1);
-    barrier_init(&smem.sums_open, 1);
-    barrier_init(&smem.sums_done, kArrivals * 4 * kConsumers);
+    for (int i = 0; i < 2; ++i) {
+      barrier_init(&smem.sums_open[i], 1);
+      barrier_init(&smem.sums_done[i], kArrivals * 4 * kConsumers);
+    }
     for (int i = 0; i < kQStages; ++i) {
       barrier_init(&smem.q_full[i], 1);
       barrier_init(&smem.q_empty[i], kArrivals * 4 * kConsumers);
@@ -987,7 +999,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll 1
       for (int head = turn.kv_head * group; head < (turn.kv_head + 1) * group; ++head) {
 #pragma unroll 1
-        for (int first = turn.first_row + (turn.of_head - 1) * kPassingRows; first >= turn.first_row; first -= kPassingRows) {
+        for (int n = 0, first = turn.first_row; n < turn.of_head; ++n, first += kPassingRows) {
           Barrier* const q_full = &smem.q_full[q_pipe.stage];
           barrier_wait(&smem.q_empty[q_pipe.stage], q_pipe.phase ^ 1);
           barrier_expect(q_full, sizeof(smem.q[0]) + sizeof(smem.lse[0]));
@@ -1022,7 +1034,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   }
   take_registers<216>();
   int ds_stage = 0;
-  unsigned sums_phase = 0;
+  PipelineState<2> sums_pipe;
   int number = 0;
   barrier_wait(&smem.next_full, next_phase);
   number = smem.next;
@@ -1042,7 +1054,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     const float scale = args.scale * kLog2e;
     float sum_k[kD / 2] = {}, sum_v[kDv / 2] = {};
     const int share_row = consumer * kShareTiles * 64;  // a consumer's share of each tile of rows begins there
-    float* const place_of_share = query_sum_at(smem.sums, share_row / 16 + warp % 4, 0);
+    float* const place_of_share = query_sum_at(smem.sums[0], share_row / 16 + warp % 4, 0);
     const unsigned long long all_keys = descriptor(smem.k, sizeof(KeptKeys));
 
     if (of_head > 0) {
@@ -1053,7 +1065,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll 1
     for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
 #pragma unroll 1
-      for (int first = first_row + (of_head - 1) * kPassingRows; first >= first_row; first -= kPassingRows) {
+      for (int n = 0, first = first_row; n < of_head; ++n, first += kPassingRows) {
         const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
         const unsigned long long dout_desc = descriptor(smem.dout[dout_pipe.stage], sizeof(PassingRows));
         float s[kPassingRows / 2], gradient[kPassingRows / 2];
@@ -1105,7 +1117,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
         dout_pipe.advance();
         wgmma_wait<1>();
         hand_on_share(
-            args, smem, sums_phase, shares, place_of_share,
+            args, smem, sums_pipe, shares, place_of_share,
             args.dq + batch * args.dq_stride_batch + head * args.dq_stride_head, first + share_row);
         ds_stage ^= 1;
 
@@ -1276,4 +1288,4 @@ extern "C" int attention_bf16_d64_backward_window(const AttentionArgs* args, cud
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 1, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 16384, "seqlen_k": 16384, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "scoring": {"window": [127, 0]}, "backward": true}, "family": "wgmma-backward", "variant": {"bc": 64, "apart": false, "br": 64, "schedule": "together", "parts": 1, "kept": "registers", "q_stages": 3, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "heaviest_first", "meeting": "at_once", "ranges": "of_rows", "min_blocks": 2, "turns": "free", "sums": "handed_on"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward_window", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 256, "smem_bytes": 92160, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 264, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "8f4907c45fc9f6f5", "figures": [2268, 1244]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 1, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 16384, "seqlen_k": 16384, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "scoring": {"window": [127, 0]}, "backward": true}, "family": "wgmma-backward", "variant": {"bc": 64, "apart": false, "br": 64, "schedule": "together", "parts": 1, "kept": "registers", "q_stages": 3, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "heaviest_first", "meeting": "at_once", "ranges": "of_rows", "min_blocks": 2, "turns": "free", "sums": "handed_on", "walk": "up"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward_window", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 256, "smem_bytes": 108544, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 264, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "b324c57b720a1c70", "figures": [2375, 1258]}

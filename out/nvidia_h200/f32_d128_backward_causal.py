@@ -139,6 +139,7 @@ GRADIENTS: tuple[Tuned, ...] = (
             "min_blocks": 1,
             "turns": "one",
             "sums": "any_order",
+            "walk": "down",
         },
         device={
             "name": "NVIDIA H200",
@@ -251,7 +252,7 @@ GRADIENTS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = GRADIENTS[0].problem, GRADIENTS[0].variant, GRADIENTS[0].device
 MEASUREMENT = GRADIENTS[0].measurement
 
-_bound = Gradients(GRADIENTS, operator="attention_f32_d128_backward_7fdaf2d7")
+_bound = Gradients(GRADIENTS, operator="attention_f32_d128_backward_08e48ffb")
 gradients, explain, use, register_torch = _bound.gradients, _bound.explain, _bound.use, _bound.register_torch
 
 if __name__ == "__main__":

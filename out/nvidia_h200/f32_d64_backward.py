@@ -139,6 +139,7 @@ GRADIENTS: tuple[Tuned, ...] = (
             "min_blocks": 1,
             "turns": "one",
             "sums": "any_order",
+            "walk": "down",
         },
         device={
             "name": "NVIDIA H200",

@@ -14,10 +14,10 @@ whatever order, and a last launch reads these. Or the blocks of a cluster, which
 head and walk the same rows in step, send these sums to each other, and each adds up and writes a share: in
 one order, and without a launch or memory beside, but where a head has more keys, which the cluster then takes
 in turns, leaving sums in memory from one to the next. Or blocks hand sums on: those of each tile of rows go
-through memory from block to block in the order of keys, the first storing them, the last writing gradients.
+through memory from block to block, in one order of keys: who begins stores them, who ends writes gradients.
 So nothing is cleared before or read behind, either, and what is under way stays in L2. Blocks take tiles of
-keys in that order, too, and none waits for one that nobody has begun (as in FlashAttention-2's and -3's
-deterministic backward passes, whose sums are cleared and read by launches).
+keys in that order, too, so that none waits for one that nobody has begun, and rows against it (as in
+FlashAttention-2's and -3's deterministic backward passes, whose sums are cleared and read by launches).
 
 Head dims whose sums are more than a thread's registers are made ``apart``: of the same keys one warpgroup
 makes weights and dv, another the gradients of scores and dk, to which weights come through shared memory;

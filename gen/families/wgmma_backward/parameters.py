@@ -55,10 +55,13 @@ OF_ROWS, OF_KEYS = "of_rows", "of_keys"
 #: The tiles of keys that a block takes: one; or it stays, as many as run at once, and takes those that are a
 #: multiple of their number apart, or whenever it is free the next that nobody has taken.
 ONE, FIXED, FREE = "one", "fixed", "free"
-#: In which order blocks add to a row's gradients in memory: whoever comes; or in that of their keys, each
-#: handing on what there is, so that the first stores it, the last writes gradients, and every run makes the
+#: In which order blocks add to a row's gradients in memory: whoever comes; or in one of keys, each handing on
+#: what there is, so that the first to come stores it, the last one writes gradients, and every run makes the
 #: same bits.
 ANY_ORDER, HANDED_ON = "any_order", "handed_on"
+#: Where sums are handed on, whether rows pass by from the last down to the first, while keys are taken from
+#: the first on, or up, while these are taken from the last on.
+DOWN, UP = "down", "up"
 #: The share of L2 that heads of a section fill.
 SECTION_SHARE = 0.6
 
@@ -129,6 +132,13 @@ class Parameters(GradientVariant):
         ANY_ORDER,
         HANDED_ON,
         doc="who adds to queries' gradients next: whoever comes, or the block whose keys are next",
+        implied=True,
+    )
+
+    walk: str = param(
+        DOWN,
+        UP,
+        doc="rows that pass by, where sums are handed on: from the last one down, or up",
         implied=True,
     )
 
@@ -275,7 +285,10 @@ class Parameters(GradientVariant):
         if self.meeting == LATE:
             barriers += self.ds_stages
         # The number of a turn takes no more room than a barrier.
-        barriers += self.persistent + 3 * self.counts_turns + 3 * self.hands_on_sums
+        barriers += self.persistent + 3 * self.counts_turns
+        if self.hands_on_sums:
+            sums *= 2  # one tile's are moved while the next one's are made
+            barriers += 6  # as large are two numbers
         if self.sums_in_cluster:
             sums = ITEM_BYTES["f32"] * self.sum_stages * self.br * problem.head_dim
             barriers += 1 + 2 * self.sum_stages

@@ -16,12 +16,14 @@ from .parameters import (
     ATOMICS,
     BULK,
     BY_HEAD,
+    DOWN,
     FREE,
     IN_SHARED,
     OF_ROWS,
     STEP,
     SUM_ROWS,
     TOGETHER,
+    UP,
     WEIGHTS_FIRST,
     consumer_registers,
     launch_registers,
@@ -270,15 +272,31 @@ class RuledParameters(RulesOfParts):
             return told + f"{problem.head_dim} columns are no whole shares of {columns}"
         return None
 
+    @rule("combination", after="walk")
+    def _walks_against_keys_hand_on(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.walk != DOWN and not self.hands_on_sums:
+            return f"walk={self.walk}: for sums that are handed on, against the order of keys"
+        return None
+
     @rule("registers", after="sums")
     def _registers_fit_those_that_hand_on(self, problem: Problem, limits: DeviceLimits) -> str | None:
         return self._registers_fit(problem, limits) if self.hands_on_sums else None
 
-    @rule("combination", after="sums", advisory=True, waived_by="order")
-    def _neighbours_in_turn_start_apart(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if self.hands_on_sums and self.order == BY_HEAD:
-            return f"sums={self.sums}: order={self.order} starts blocks together that wait for each other"
+    @rule("combination", after="walk", advisory=True)
+    def _walks_begin_where_masks_do(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.hands_on_sums and problem.causal and self.walk == DOWN:
+            return f"walk={self.walk}: under a causal mask all blocks of a head begin with its last rows"
+        if self.walk == UP and not problem.causal:
+            return f"walk={self.walk}: without a causal mask all blocks of a head begin with the same rows"
         return None
+
+    @rule("combination", after="walk", advisory=True, waived_by="order")
+    def _neighbours_in_turn_start_apart(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if not self.hands_on_sums or self.order != BY_HEAD:
+            return None
+        if self.walk == UP and problem.causal and self.br < self.bc:
+            return None
+        return f"sums={self.sums}: order={self.order} starts blocks together that wait for each other"
 
     def _columns_beyond(self, problem: Problem, given: int) -> int:
         """Returns the columns of a product whose sums so many registers do not hold; 0 where they hold

@@ -168,6 +168,7 @@ WAYS: dict[str, tuple[WgmmaBackward, Problem]] = {
             ranges="of_keys",
             turns="free",
             sums="handed_on",
+            walk="up",
         ),
         replace(PROBLEM, head_dim=64, head_dim_v=40),
     ),
@@ -347,11 +348,13 @@ def test_nothing_is_read_or_written_out_of_bounds(way: str) -> None:
             (STAYS_IN_PARTS, "atomicAdd(turns_taken(args), 1)", "atomicAdd(turns_taken(args), 2)"),
             (STAYS_IN_PARTS, "first_key = number % tiles * kBc;", "first_key = 0;"),
             (STAYS_IN_PARTS, "ds_pipe.advance();\n", "\n"),
-            (HANDED_ON, "        if (!begins) wait_for_number(place, nth);\n", ""),
-            (HANDED_ON, "const bool begins = first >= neighbours.end_before", "const bool begins = true"),
-            (HANDED_ON, "first < neighbours.first_behind", "first <= neighbours.first_behind"),
-            (HANDED_ON, "    tma_wait<0>();\n", ""),
+            (HANDED_ON, "wait_for_number(number_at(head, first), smem.nth);", ""),
+            (HANDED_ON, "{ return first >= own.end_before; }", "{ return true; }"),
+            (HANDED_ON, "first < own.first_behind", "first <= own.first_behind"),
+            (HANDED_ON_IN_PARTS, "first >= own.end_before", "first > own.end_before"),
+            (HANDED_ON, "        tma_wait<0>();\n", ""),
             (HANDED_ON, "if (become == kLast) {", "if (false) {"),
+            (HANDED_ON, "first_place + pipe.stage * (kPassingRows * kD)", "first_place"),
             (HANDED_ON_IN_PARTS, "first_before + share_row", "first + share_row"),
             ("apart", "if (--left > 0) named_barrier_arrive", "if (false) named_barrier_arrive"),
             ("apart", "factors[e] * (gradient[4 * i + e] - ", "factors[e] * (gradient[4 * i + e] + "),
@@ -481,6 +484,8 @@ def test_sums_are_handed_on_where_turns_are_in_order() -> None:
             render(replace(handed, **others), problem, H200)
     with pytest.raises(Illegal, match="sums=handed_on: 72 columns are no whole shares of 64"):
         render(handed, replace(problem, head_dim=72, head_dim_v=72), H200)
+    with pytest.raises(Illegal, match="walk=up: for sums that are handed on, against the order of keys"):
+        render(replace(handed, sums="any_order", walk="up"), problem, H200)
 
 
 def test_blocks_that_hand_on_start_apart_unless_their_order_is_held() -> None:
