@@ -14,7 +14,7 @@ from ...gen.problem import Problem
 from ...gen.scoring.words import scoring_words
 from ...gen.variant import Value, Variant
 from ..cards.slug import same_card
-from ..errors import UsageError, suggestion
+from ..errors import UsageError
 from ..request import Shapes
 from . import library, records
 
@@ -109,8 +109,11 @@ def find(known: Sequence[library.Entry], text: str) -> library.Entry:
         names = [name_of(entry) for entry in known]
         if not names:
             raise UsageError(f"there is no kernel {text!r}, for nothing was tuned yet")
-        near = difflib.get_close_matches(text, [*names, *(n.rpartition("/")[2] for n in names)], n=1)
-        hint = suggestion(text, near) if near else "`flashgen list` shows those there are"
+        names += [name.rpartition("/")[2] for name in names]
+        # What is named but for its sizes is nearer than another type of the same sizes.
+        longer = [name for name in names if name.startswith(text)]
+        near = longer or difflib.get_close_matches(text, names, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "`flashgen list` shows those there are"
         raise UsageError(f"there is no kernel {text!r}; {hint}")
     cards = dict.fromkeys(name_of(entry) for entry in found)
     if len(cards) > 1:

@@ -132,6 +132,7 @@ def test_a_kernel_goes_by_its_name_or_file(tmp_path):
     for text, words in (
         ("f32_d64", "several cards; name one of nvidia_h200/f32_d64, nvidia_h100/f32_d64"),
         ("f32_d63", "did you mean"),
+        ("f32_d3", "did you mean 'f32_d32'"),
         (str(tmp_path / "none.json"), "is no tuned kernel of a library folder"),
     ):
         with pytest.raises(UsageError, match=words):
