@@ -18,6 +18,7 @@ from .parameters import (
     BY_HEAD,
     DOWN,
     FREE,
+    HEAVIEST_FIRST,
     IN_SHARED,
     OF_ROWS,
     STEP,
@@ -183,6 +184,12 @@ class RuledParameters(RulesOfParts):
     def _clusters_start_by_head(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if self.sums_in_cluster and self.order != BY_HEAD:
             return f"order={self.order}: a cluster takes all tiles of a head"
+        return None
+
+    @rule("combination", after="order", advisory=True)
+    def _some_tiles_are_heaviest(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.order == HEAVIEST_FIRST and problem.scores.is_plain and not problem.causal:
+            return f"order={self.order}: without a mask all tiles weigh the same"
         return None
 
     @rule("combination", after="ds_stages")

@@ -490,10 +490,21 @@ def test_sums_are_handed_on_where_turns_are_in_order() -> None:
 
 def test_blocks_that_hand_on_start_apart_unless_their_order_is_held() -> None:
     handed, problem = WAYS[HANDED_ON]
-    held = {name: value for name, value in handed.to_dict().items() if name != "order"}
-    orders = {v.to_dict()["order"] for v in enumerate_space(WgmmaBackward, problem, H200, held).legal}
-    assert orders == {"heaviest_first", "by_section"}
-    assert len(enumerate_space(WgmmaBackward, problem, H200, {**held, "order": "by_head"})) == 1
+    held = {name: value for name, value in handed.to_dict().items() if name not in ("order", "walk")}
+
+    def left(problem: Problem, **others: object) -> set[tuple[object, object]]:
+        legal = enumerate_space(WgmmaBackward, problem, H200, held | others).legal
+        return {(each["order"], each["walk"]) for each in (v.to_dict() for v in legal)}
+
+    assert left(problem) == {("by_section", "down")}
+    assert left(problem, order="by_head") == {("by_head", "down")}
+    # Under a causal mask those of later keys begin with later rows, of which a tile has fewer than of keys.
+    causal = replace(problem, causal=True)
+    assert left(causal) == {(order, "up") for order in ("by_head", "heaviest_first", "by_section")}
+    assert left(replace(causal, head_dim=64, head_dim_v=64), bc=64) == {
+        (order, "up") for order in ("heaviest_first", "by_section")
+    }
+    assert left(causal, walk="down") == {(order, "down") for order in ("heaviest_first", "by_section")}
 
 
 #: What has blocks of a way write rows that see no keys.
