@@ -32,6 +32,11 @@ from .parameters import (
 from .rules_of_parts import RulesOfParts
 
 
+def _all_rows_see_all_keys(problem: Problem) -> bool:
+    """Whether nothing limits what rows see."""
+    return problem.scores.is_plain and not problem.causal
+
+
 def _is_of_a_launch(name: str) -> Verdict:
     """Returns the rule about a parameter of the launch that keeps query rows."""
 
@@ -188,7 +193,7 @@ class RuledParameters(RulesOfParts):
 
     @rule("combination", after="order", advisory=True)
     def _some_tiles_are_heaviest(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if self.order == HEAVIEST_FIRST and problem.scores.is_plain and not problem.causal:
+        if self.order == HEAVIEST_FIRST and _all_rows_see_all_keys(problem):
             return f"order={self.order}: without a mask all tiles weigh the same"
         return None
 
@@ -232,7 +237,7 @@ class RuledParameters(RulesOfParts):
 
     @rule("combination", after="ranges", advisory=True)
     def _a_mask_is_told(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if self.ranges != OF_ROWS and problem.scores.is_plain and not problem.causal:
+        if self.ranges != OF_ROWS and _all_rows_see_all_keys(problem):
             return f"ranges={self.ranges}: without a mask all rows see all keys"
         return None
 
@@ -279,15 +284,15 @@ class RuledParameters(RulesOfParts):
             return told + f"{problem.head_dim} columns are no whole shares of {columns}"
         return None
 
+    @rule("registers", after="sums")
+    def _registers_fit_those_that_hand_on(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        return self._registers_fit(problem, limits) if self.hands_on_sums else None
+
     @rule("combination", after="walk")
     def _walks_against_keys_hand_on(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if self.walk != DOWN and not self.hands_on_sums:
             return f"walk={self.walk}: for sums that are handed on, against the order of keys"
         return None
-
-    @rule("registers", after="sums")
-    def _registers_fit_those_that_hand_on(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        return self._registers_fit(problem, limits) if self.hands_on_sums else None
 
     @rule("combination", after="walk", advisory=True)
     def _walks_begin_where_masks_do(self, problem: Problem, limits: DeviceLimits) -> str | None:
