@@ -187,6 +187,8 @@ GRADIENTS: tuple[Tuned, ...] = (
                     TensorMap("dout", 64, 64, 128, 128),
                     TensorMap("k", 128, 64, 128, 128),
                     TensorMap("v", 128, 64, 128, 128),
+                    TensorMap("dk", 16, 64, 128, 128),
+                    TensorMap("dv", 16, 64, 128, 128),
                 ),
             ),
             Launch(
@@ -223,7 +225,7 @@ GRADIENTS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = GRADIENTS[0].problem, GRADIENTS[0].variant, GRADIENTS[0].device
 MEASUREMENT = GRADIENTS[0].measurement
 
-_bound = Gradients(GRADIENTS, operator="attention_bf16_d128_backward_7250ebaa")
+_bound = Gradients(GRADIENTS, operator="attention_bf16_d128_backward_385f773f")
 gradients, explain, use, register_torch = _bound.gradients, _bound.explain, _bound.use, _bound.register_torch
 
 if __name__ == "__main__":

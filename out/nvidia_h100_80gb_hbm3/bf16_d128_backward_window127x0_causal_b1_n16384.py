@@ -215,6 +215,8 @@ GRADIENTS: tuple[Tuned, ...] = (
                     TensorMap("dout", 64, 64, 128, 128),
                     TensorMap("k", 128, 64, 128, 128),
                     TensorMap("v", 128, 64, 128, 128),
+                    TensorMap("dk", 16, 64, 128, 128),
+                    TensorMap("dv", 16, 64, 128, 128),
                 ),
             ),
             Launch(
@@ -258,7 +260,7 @@ GRADIENTS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = GRADIENTS[0].problem, GRADIENTS[0].variant, GRADIENTS[0].device
 MEASUREMENT = GRADIENTS[0].measurement
 
-_bound = ScoredGradients(GRADIENTS, operator="attention_bf16_d128_backward_window_3076c4d6")
+_bound = ScoredGradients(GRADIENTS, operator="attention_bf16_d128_backward_window_55dfe6ca")
 gradients, explain, use, register_torch = _bound.gradients, _bound.explain, _bound.use, _bound.register_torch
 
 if __name__ == "__main__":

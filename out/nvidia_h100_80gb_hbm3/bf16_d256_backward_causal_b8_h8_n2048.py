@@ -186,6 +186,9 @@ GRADIENTS: tuple[Tuned, ...] = (
                     TensorMap("dout", 64, 64, 128, 128),
                     TensorMap("k", 64, 64, 128, 128),
                     TensorMap("v", 64, 64, 128, 128),
+                    TensorMap("dq", 16, 64, 128, 128),
+                    TensorMap("dk", 16, 64, 128, 128),
+                    TensorMap("dv", 16, 64, 128, 128),
                 ),
             ),
             Launch(
@@ -203,6 +206,9 @@ GRADIENTS: tuple[Tuned, ...] = (
                     TensorMap("dout", 64, 64, 128, 128),
                     TensorMap("k", 64, 64, 128, 128),
                     TensorMap("v", 64, 64, 128, 128),
+                    TensorMap("dq", 16, 64, 128, 128),
+                    TensorMap("dk", 16, 64, 128, 128),
+                    TensorMap("dv", 16, 64, 128, 128),
                 ),
             ),
         ),
@@ -224,7 +230,7 @@ GRADIENTS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = GRADIENTS[0].problem, GRADIENTS[0].variant, GRADIENTS[0].device
 MEASUREMENT = GRADIENTS[0].measurement
 
-_bound = Gradients(GRADIENTS, operator="attention_bf16_d256_backward_5c62c0df")
+_bound = Gradients(GRADIENTS, operator="attention_bf16_d256_backward_b0a0c001")
 gradients, explain, use, register_torch = _bound.gradients, _bound.explain, _bound.use, _bound.register_torch
 
 if __name__ == "__main__":

@@ -188,6 +188,8 @@ GRADIENTS: tuple[Tuned, ...] = (
                     TensorMap("dout", 128, 64, 128, 128),
                     TensorMap("k", 128, 64, 128, 128),
                     TensorMap("v", 128, 64, 128, 128),
+                    TensorMap("dk", 16, 64, 128, 128),
+                    TensorMap("dv", 16, 64, 128, 128),
                 ),
             ),
             Launch(
@@ -225,7 +227,7 @@ GRADIENTS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = GRADIENTS[0].problem, GRADIENTS[0].variant, GRADIENTS[0].device
 MEASUREMENT = GRADIENTS[0].measurement
 
-_bound = Gradients(GRADIENTS, operator="attention_bf16_d64_backward_6ccce02e")
+_bound = Gradients(GRADIENTS, operator="attention_bf16_d64_backward_2b43385e")
 gradients, explain, use, register_torch = _bound.gradients, _bound.explain, _bound.use, _bound.register_torch
 
 if __name__ == "__main__":

@@ -21,11 +21,13 @@
 //   k_stages = 2               tiles of keys in shared memory
 //   v_stages = 2               tiles of values in shared memory
 //   order = by_section         blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
+//   meeting = late             when consumers await each other's gradients of scores: at once, or with other products begun
 //   turns = free               tiles of keys that a block takes: one, or each so-manieth, or the next whenever it is free
 //   sums = handed_on           who adds to queries' gradients next: whoever comes, or the block whose keys are next
+//   walk = up                  rows that pass by, where sums are handed on: from the last one down, or up
 //
-// Measured on NVIDIA H200, batch 32, 32 heads, 512 rows, with a causal mask: 373.2 us (median), spread 0.3 %,
-// 230.1 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.3e-03.
+// Measured on NVIDIA H200, batch 32, 32 heads, 512 rows, with a causal mask: 333.4 us (median), spread 0.2 %,
+// 257.7 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.3e-03.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -40,7 +42,7 @@
 //         --family wgmma-backward --set bc=128 --set apart=false --set br=128 --set schedule=ahead \
 //         --set parts=2 --set kept=values --set q_stages=2 --set dout_stages=2 --set dq_path=bulk \
 //         --set ds_stages=2 --set rows=128 --set keys=64 --set k_stages=2 --set v_stages=2 \
-//         --set order=by_section --set turns=free --set sums=handed_on
+//         --set order=by_section --set meeting=late --set turns=free --set sums=handed_on --set walk=up
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -77,7 +79,7 @@ static_assert(sizeof(AttentionArgs) == 304, "callers from other languages pack t
 
 // The arrays as the copy engine reads and writes them.
 struct TensorMaps {
-  CUtensorMap q, dout, k, v;
+  CUtensorMap q, dout, k, v, dq, dk, dv;
 };
 
 constexpr bool kCausal = FLASHGEN_CAUSAL;
@@ -96,14 +98,14 @@ constexpr int kMaxBlocks = 132;  // as many as run at once
 constexpr int kQStages = 2, kDoutStages = 2;  // tiles of them in shared memory
 constexpr int kDsStages = 2;  // tiles of gradients of scores in shared memory
 constexpr int kShareTiles = 1, kShareColumns = 64;  // of queries' gradients, of 64 rows, by consumer
-constexpr int kGradientsBarrier = 1;  // named: all consumers have written their gradients of scores
 // What becomes of a block's sums of a tile of rows: others add to them, or they are gradients with those of all other keys,
 // or they alone.
 constexpr int kHandedOn = 0, kLast = 1, kOnly = 2;
-// A turn as far as sums go: those of tiles of rows from `first_row` to `last_row`. Rows from `end_before` on see no keys before
-// the turn's, and those up to `first_behind` none behind. Both begin tiles.
+constexpr int kMostChunks = 1;  // of gradients of keys or of values
+// A turn as far as sums go: of how many tiles from `first_row` on a head's rows are, and which of them see no keys before
+// the turn's, those from `end_before` on, and none behind, those up to `first_behind`; both begin tiles.
 struct HandedTurn {
-  int batch, first_row, last_row, end_before, first_behind;
+  int batch, kv_head, first_key, first_row, of_head, end_before, first_behind;
 };
 constexpr long long kSectionBytes = 37748736;  // of L2, for what passes by
 constexpr int kRowBox = 128, kKeyBox = 128;  // rows and keys that one copy brings
@@ -126,17 +128,22 @@ struct SharedStorage {
   alignas(1024) PassingRows q[kQStages][kDChunks];
   alignas(1024) PassingRows dout[kDoutStages][kDvChunks];
   alignas(1024) PassingRows gradients[kDsStages][kBc / kChunk];  // of scores, a row for each query row
-  // Sums of two tiles of rows, one behind the other, as they lie in memory, on their way there or from there.
-  alignas(128) float sums[2][kPassingRows * kD];
+  // What is moved, by who moves it: sums of a tile of rows as they lie in memory, on their way there or from there, or
+  // the gradients that they make, a warp's where its sums were; or gradients of the keys or the values of a turn.
+  union alignas(1024) {
+    float sums[kPassingRows * kD];
+    KeptKeys kept[kMostChunks];
+  } moved[2];
   alignas(16) float lse[kQStages][kPassingRows], delta[kDoutStages][kPassingRows];
   // A stage is full once its bytes have arrived, and empty once every warp of consumers has done with it.
   Barrier kept_full, q_full[kQStages], q_empty[kQStages], dout_full[kDoutStages], dout_empty[kDoutStages];
+  Barrier gradients_full[kDsStages];  // once every warp of consumers has stored its own
   Barrier kept_empty;  // once every warp of consumers has read what it needs of keys and values
   Barrier next_full, next_empty;  // once the producer has told the next turn, and every warp of consumers has read it
   int next;
   Barrier sums_open[2], sums_done[2];  // once it is known what becomes of them, and once every warp of consumers has done it
   int become[2];
-  int nth;  // tile of keys, in the order of turns: of the one whose sums are handed on, by a thread of few registers
+  HandedTurn turns[2];  // of movers, whose threads have few registers
 };
 
 static_assert(sizeof(SharedStorage) == 232448, "the size that pruning counted on");
@@ -197,11 +204,6 @@ __device__ __forceinline__ void barrier_wait(Barrier* barrier, unsigned parity) 
       : "memory");
 }
 
-// Waits until `threads` threads have come to barrier `id` of the block, this one's warp among them.
-__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
-}
-
 // Shows ordinary writes to shared memory to the copy engine and the tensor cores.
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
@@ -221,6 +223,15 @@ __device__ __forceinline__ void tma_load(
       :
       : "r"(shared_address(shared)), "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(row), "r"(head), "r"(batch)
       : "memory");
+}
+
+// Writes a box from shared memory to (x, row, head, batch), except for what lies outside.
+__device__ __forceinline__ void tma_store(
+    const CUtensorMap* map, const void* shared, int x, int row, int head, int batch) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+               :
+               : "l"(map), "r"(shared_address(shared)), "r"(x), "r"(row), "r"(head), "r"(batch)
+               : "memory");
 }
 
 // Brings bytes that lie side by side to shared memory; counts them towards `barrier`.
@@ -290,6 +301,13 @@ __device__ __forceinline__ void ldmatrix_x4(unsigned* m, const void* row) {
 
 __device__ __forceinline__ void stmatrix_x4_trans(void* row, const unsigned* m) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+               :
+               : "r"(shared_address(row)), "r"(m[0]), "r"(m[1]), "r"(m[2]), "r"(m[3])
+               : "memory");
+}
+
+__device__ __forceinline__ void stmatrix_x4(void* row, const unsigned* m) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                :
                : "r"(shared_address(row)), "r"(m[0]), "r"(m[1]), "r"(m[2]), "r"(m[3])
                : "memory");
@@ -649,13 +667,13 @@ struct Turn {
 
   __device__ __forceinline__ Turn(const AttentionArgs& args, int number) {
     const int tiles = tiles_of_keys(args), group = args.num_q_heads / args.num_kv_heads;
-    // Heads one section behind the other, of which L2 has what passes by; of a section the heaviest tiles first.
+    // Heads one section behind the other, of which L2 has what passes by; of a section the last tiles first.
     const int all_heads = args.batch * args.num_kv_heads;
     const long long passing = 1LL * group * args.seqlen_q * (kD * 6 + kDv * 2);  // bytes, of a head
     const int section = max(1, int(min(kSectionBytes / max(passing, 1LL), 1LL * all_heads)));
     const int before = number / (tiles * section) * section, nth = number - tiles * before;
     const int beside = min(section, all_heads - before), nth_head = before + nth % beside;
-    first_key = nth / beside * kBc;
+    first_key = (tiles - 1 - nth / beside) * kBc;
     kv_head = nth_head % args.num_kv_heads;
     batch = nth_head / args.num_kv_heads;
     end_key = min(first_key + kBc, args.seqlen_k);
@@ -678,48 +696,19 @@ __device__ __forceinline__ int* turns_taken(const AttentionArgs& args) {
   return reinterpret_cast<int*>(query_sums_of(args, args.batch, 0));
 }
 
-// Four neighbouring lanes have each a part of four chunks: gives each all parts of one.
-__device__ __forceinline__ uint4 exchange_quarters(const unsigned (&part)[4]) {
-  const bool odd = threadIdx.x % 2, upper = threadIdx.x / 2 % 2;
-  unsigned all[4];
+// Stores a warp's part of gradients, of sixteen rows and times a factor, as the copy engine shall take it: `place_of` has
+// the place of eight columns of a row.
+template <int n, typename Place>
+__device__ __forceinline__ void store_rows(const float (&sum)[n], float factor, Place place_of) {
+  const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int i = 0; i < 4; i += 2) {
-    const unsigned other = __shfl_xor_sync(0xffffffffu, odd ? part[i] : part[i + 1], 1);
-    all[i] = odd ? other : part[i];
-    all[i + 1] = odd ? part[i + 1] : other;
-  }
+  for (int i = 0; i < n; i += 8) {
+    unsigned m[4];
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const unsigned other = __shfl_xor_sync(0xffffffffu, upper ? all[i] : all[i + 2], 2);
-    all[i] = upper ? other : all[i];
-    all[i + 2] = upper ? all[i + 2] : other;
-  }
-  return make_uint4(all[0], all[1], all[2], all[3]);
-}
-
-// Writes a thread's part of 64 rows, from `first_row` on and before `end`, times a factor: eight columns at once, and of
-// the last ones two where there are not four times eight.
-template <int n>
-__device__ __forceinline__ void write_rows(
-    Element* array, long long stride, int first_row, int end, const float (&sum)[n], float factor) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x % kWarpgroup / 32;
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int row = first_row + 16 * warp + lane / 4 + 8 * h;
-    Element* const target = array + row * stride;
-#pragma unroll
-    for (int i = 2 * h; i + 12 < n; i += 16) {
-      const unsigned parts[4] = {
-          pack(sum[i] * factor, sum[i + 1] * factor), pack(sum[i + 4] * factor, sum[i + 5] * factor),
-          pack(sum[i + 8] * factor, sum[i + 9] * factor), pack(sum[i + 12] * factor, sum[i + 13] * factor)};
-      const uint4 columns = exchange_quarters(parts);
-      if (row < end) *reinterpret_cast<uint4*>(target + (i / 4 + lane % 4) * 8) = columns;
-    }
-#pragma unroll
-    for (int i = n / 16 * 16 + 2 * h; i < n; i += 4) {
-      const unsigned two = pack(sum[i] * factor, sum[i + 1] * factor);
-      if (row < end) *reinterpret_cast<unsigned*>(target + i / 4 * 8 + lane % 4 * 2) = two;
-    }
+    for (int j = 0; j < 4 && i + 2 * j < n; ++j) m[j] = pack(sum[i + 2 * j] * factor, sum[i + 2 * j + 1] * factor);
+    // Lanes 0 to 15 name the rows of one column of eight, the others those of the next.
+    Element* const place = place_of(lane % 16, i / 4 + lane / 16);
+    stmatrix_x4(place, m);
   }
 }
 
@@ -752,15 +741,16 @@ __device__ __forceinline__ void start_shares(
   wgmma_commit();
 }
 
-// Has a warp's share of a tile's sums, once it is made, where they are handed on from; or makes gradients of it, at `dq`
-// from `first_row` on.
+// Has a warp's share of a tile's sums, once it is made, where it is moved from, or the gradients that it is the last part
+// of. `sixteen` and `column`: with which sixteen rows of the tile and which column the share begins.
 __device__ __forceinline__ void hand_on_share(
-    const AttentionArgs& args, SharedStorage& smem, PipelineState<2>& pipe, float (&shares)[kShareTiles][kShareColumns / 2],
-    float* first_place, Element* dq, int first_row) {
+    SharedStorage& smem, PipelineState<2>& pipe, float (&shares)[kShareTiles][kShareColumns / 2], int sixteen, int column,
+    float scale) {
 #pragma unroll
   for (int tile = 0; tile < kShareTiles; ++tile) hold(shares[tile]);
   barrier_wait(&smem.sums_open[pipe.stage], pipe.phase);
-  float* const place = first_place + pipe.stage * (kPassingRows * kD);
+  float* const share = smem.moved[pipe.stage].sums + sixteen * 16 * kD + column * 16;
+  float* const place = share + threadIdx.x % 32 * 4;
   const int become = smem.become[pipe.stage];
   if (become == kHandedOn) {
 #pragma unroll
@@ -771,7 +761,6 @@ __device__ __forceinline__ void hand_on_share(
             make_float4(shares[tile][i], shares[tile][i + 1], shares[tile][i + 2], shares[tile][i + 3]);
       }
     }
-    fence_proxy_async();
   } else {
 #pragma unroll
     for (int tile = 0; tile < kShareTiles; ++tile) {
@@ -782,52 +771,92 @@ __device__ __forceinline__ void hand_on_share(
           shares[tile][i] += before.x, shares[tile][i + 1] += before.y;
           shares[tile][i + 2] += before.z, shares[tile][i + 3] += before.w;
         }
+        __syncwarp();  // all lanes have read what gradients take the place of
       }
-      write_rows(dq, args.dq_stride_row, first_row + 64 * tile, args.seqlen_q, shares[tile], args.scale);
+      Element* const rows = reinterpret_cast<Element*>(share + tile * 64 * kD);
+      store_rows(shares[tile], scale, [&](int row, int piece) {
+        return rows + row * kShareColumns + (piece ^ row % 8) * 8;
+      });
     }
   }
+  fence_proxy_async();
   __syncwarp();
   release(&smem.sums_done[pipe.stage]);
   pipe.advance();
 }
 
+// Has a consumer's gradients of keys or of values, times a factor, where they are moved from; `first`: their first row.
+template <int n>
+__device__ __forceinline__ void leave_rows(
+    SharedStorage& smem, PipelineState<2>& pipe, int first, const float (&sum)[n], float factor) {
+  barrier_wait(&smem.sums_open[pipe.stage], pipe.phase);
+  KeptKeys* const tile = smem.moved[pipe.stage].kept;
+  const int first_of_warp = first + threadIdx.x % kWarpgroup / 32 * 16;
+  store_rows(sum, factor, [&](int row, int piece) {
+    return tile[piece / 8] + (first_of_warp + row) * kChunk + (piece % 8 ^ row % 8) * 8;
+  });
+  fence_proxy_async();
+  __syncwarp();
+  release(&smem.sums_done[pipe.stage]);
+  pipe.advance();
+}
+
+// What movers know of a turn.
 __device__ __forceinline__ HandedTurn find_handed(const AttentionArgs& args, const Turn& turn) {
-  HandedTurn made{turn.batch, turn.first_row, turn.first_row + (turn.of_head - 1) * kPassingRows, 0, 0x7fffffff};
+  HandedTurn found{turn.batch, turn.kv_head, turn.first_key, turn.first_row, max(turn.of_head, 0), 0, 0x7fffffff};
   int first_row, end_row;
   if (turn.first_key > 0) {
     find_rows(args, turn.batch, turn.first_key - kBc, turn.first_key, first_row, end_row);
-    made.end_before = (end_row + kPassingRows - 1) / kPassingRows * kPassingRows;
+    found.end_before = (end_row + kPassingRows - 1) / kPassingRows * kPassingRows;
   }
   if (turn.end_key < args.seqlen_k) {
     find_rows(args, turn.batch, turn.end_key, min(turn.end_key + kBc, args.seqlen_k), first_row, end_row);
-    made.first_behind = first_row / kPassingRows * kPassingRows;
+    found.first_behind = first_row / kPassingRows * kPassingRows;
   }
-  return made;
+  return found;
 }
 
-// One thread's part of a block's turns: opens shared memory for one tile of sums after the other, with those of all
-// others where these end there, and has them moved.
-__device__ __forceinline__ void hand_on_sums(const AttentionArgs& args, SharedStorage& smem) {
-  HandedTurn own{};
-  const auto begins = [&](int first) { return first >= own.end_before; };
-  const auto ends = [&](int first) { return first < own.first_behind; };
-  const auto number_at = [&](int head, int first) { return next_keys_of(args, own.batch, head) + first / kPassingRows; };
-  const auto sums_at = [&](int head, int first) { return query_sums_of(args, own.batch, head) + 1LL * first * kD; };
-  const auto bytes_at = [&](int first) {
-    return unsigned(min(kPassingRows, (args.seqlen_q - first + 15) / 16 * 16) * kD * sizeof(float));
-  };
-  const auto open = [&](int head, int first, int stage) {
-    smem.become[stage] = !ends(first) ? kHandedOn : begins(first) ? kOnly : kLast;
-    if (!ends(first) || begins(first)) {
-      barrier_arrive(&smem.sums_open[stage]);
-      return;
+// Where memory has sums of a tile of rows.
+struct MovedSums {
+  float* place;
+  unsigned bytes;
+
+  __device__ __forceinline__ MovedSums(const AttentionArgs& args, int batch, int head, int first) {
+    place = query_sums_of(args, batch, head) + 1LL * first * kD;
+    bytes = min(kPassingRows, (args.seqlen_q - first + 15) / 16 * 16) * kD * sizeof(float);
+  }
+};
+
+// Starts to write gradients of all of a tile's rows, by what a warp has made of them.
+__device__ __forceinline__ void write_queries(
+    const TensorMaps& maps, const float* sums, int first, int head, int batch) {
+#pragma unroll 1
+  for (int row = 0; row < kPassingRows; row += 16) {
+#pragma unroll 1
+    for (int column = 0; column < kD; column += kShareColumns) {
+      tma_store(&maps.dq, sums + row * kD + column * 16, column, first + row, head, batch);
     }
-    wait_for_number(number_at(head, first), smem.nth);
-    barrier_expect(&smem.sums_open[stage], bytes_at(first));
-    bulk_load(smem.sums[stage], sums_at(head, first), bytes_at(first), &smem.sums_open[stage]);
-  };
-  unsigned next_phase = 0;
-  PipelineState<2> pipe;
+  }
+}
+
+// Starts to write those of a turn's keys, or values.
+__device__ __forceinline__ void write_keys(
+    const CUtensorMap* map, const KeptKeys* tile, int chunks, const HandedTurn& turn) {
+#pragma unroll 1
+  for (int i = 0; i < chunks; ++i) tma_store(map, tile[i], i * kChunk, turn.first_key, turn.kv_head, turn.batch);
+}
+
+// The part of one of two threads, of every other tile of rows of a block's turns: opens shared memory of its own for a
+// tile's sums, with those of all others where these end there, and has moved what becomes of them. Behind the last head's
+// tiles of a turn come its gradients of keys and of values.
+__device__ __forceinline__ void hand_on_sums(
+    const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, int mover) {
+  auto& moved = smem.moved[mover];
+  HandedTurn& own = smem.turns[mover];
+  Barrier* const open = &smem.sums_open[mover];
+  Barrier* const done = &smem.sums_done[mover];
+  unsigned next_phase = 0, phase = 0;
+  int nth = mover;  // tile of a head's walk
 #pragma unroll 1
   while (true) {
     barrier_wait(&smem.next_full, next_phase);
@@ -835,31 +864,64 @@ __device__ __forceinline__ void hand_on_sums(const AttentionArgs& args, SharedSt
     barrier_arrive(&smem.next_empty);
     next_phase ^= 1;
     if (number >= Turn::count(args)) break;
-    const Turn turn(args, number);
-    own = find_handed(args, turn);
-    smem.nth = turn.first_key / kBc;
-    if (turn.of_head <= 0) continue;
-    const int group = args.num_q_heads / args.num_kv_heads, end_head = (turn.kv_head + 1) * group;
-    int head = turn.kv_head * group, first = own.last_row;
-    open(head, first, pipe.stage);
+    own = find_handed(args, Turn(args, number));
+    const int keys_before = Turn::tiles_of_keys(args) - 1 - own.first_key / kBc;  // tiles of them
+    int* told = nullptr;  // where others are told of sums, once these are in memory
+    const auto tell = [&] {
+      if (told == nullptr) return;
+      tma_wait<0>();
+      leave_number(told, keys_before + 1);
+      told = nullptr;
+    };
+    const int group = args.num_q_heads / args.num_kv_heads, end_head = (own.kv_head + 1) * group;
 #pragma unroll 1
-    while (head < end_head) {
-      const bool is_last = first == own.first_row;
-      const int next_head = head + is_last, next_first = is_last ? own.last_row : first - kPassingRows;
-      if (!begins(first) && !ends(first)) wait_for_number(number_at(head, first), smem.nth);
-      barrier_wait(&smem.sums_done[pipe.stage], pipe.phase);
-      if (!ends(first)) {
-        float* const sums = sums_at(head, first);
-        if (begins(first)) bulk_store(sums, smem.sums[pipe.stage], bytes_at(first)); else bulk_add(sums, smem.sums[pipe.stage], bytes_at(first));
+    for (int head = end_head - group;; nth += 2, phase ^= 1) {
+#pragma unroll 1
+      for (; head < end_head && nth >= own.of_head; ++head) nth -= own.of_head;
+      if (head == end_head) {
+        if (nth >= 2) break;
+        barrier_arrive(open);
+        tell();
+        barrier_wait(done, phase);
+        if (nth == 0) {
+          write_keys(&maps.dk, moved.kept, kDChunks, own);
+        } else {
+          write_keys(&maps.dv, moved.kept, kDvChunks, own);
+        }
         tma_commit();
-        tma_wait<0>();
-        leave_number(number_at(head, first), smem.nth + 1);
+        tma_wait_read<0>();
+        continue;
       }
-      // Not before, as nobody waits for others with sums to hand on.
-      if (next_head < end_head) open(next_head, next_first, pipe.stage ^ 1);
-      pipe.advance();
-      head = next_head, first = next_first;
+      const int first = own.first_row + nth * kPassingRows;
+      const bool begins = first < own.first_behind, ends = first >= own.end_before;
+      int* const next_keys = next_keys_of(args, own.batch, head) + first / kPassingRows;
+      smem.become[mover] = !ends ? kHandedOn : begins ? kOnly : kLast;
+      if (ends && !begins) {
+        tell();
+        wait_for_number(next_keys, keys_before);
+        const MovedSums sums(args, own.batch, head, first);
+        barrier_expect(open, sums.bytes);
+        bulk_load(moved.sums, sums.place, sums.bytes, open);
+      } else {
+        // Consumers need not wait for what is told to others.
+        barrier_arrive(open);
+        tell();
+        if (!begins) wait_for_number(next_keys, keys_before);
+      }
+      barrier_wait(done, phase);
+      if (ends) {
+        write_queries(maps, moved.sums, first, head, own.batch);
+        tma_commit();
+        tma_wait_read<0>();
+        continue;
+      }
+      const MovedSums sums(args, own.batch, head, first);
+      if (begins) bulk_store(sums.place, moved.sums, sums.bytes); else bulk_add(sums.place, moved.sums, sums.bytes);
+      tma_commit();
+      tma_wait_read<0>();
+      told = next_keys;
     }
+    nth -= 2;
   }
 }
 
@@ -940,7 +1002,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     barrier_init(&smem.kept_full, 1);
     barrier_init(&smem.kept_empty, kArrivals * 4 * kConsumers);
     barrier_init(&smem.next_full, 1);
-    barrier_init(&smem.next_empty, kArrivals * 4 * kConsumers + 1);
+    barrier_init(&smem.next_empty, kArrivals * 4 * kConsumers + 2);
     for (int i = 0; i < 2; ++i) {
       barrier_init(&smem.sums_open[i], 1);
       barrier_init(&smem.sums_done[i], kArrivals * 4 * kConsumers);
@@ -953,6 +1015,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       barrier_init(&smem.dout_full[i], 1);
       barrier_init(&smem.dout_empty[i], kArrivals * 4 * kConsumers);
     }
+    for (int i = 0; i < kDsStages; ++i) barrier_init(&smem.gradients_full[i], kArrivals * 4 * kConsumers);
     fence_barrier_init();
   }
   wait_for_earlier_launches();
@@ -964,7 +1027,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int count = Turn::count(args);
   if (warp < 4) {
     give_registers<40>();
-    if (warp == 1 && elect_one()) hand_on_sums(args, smem);
+    if ((warp == 1 || warp == 2) && elect_one()) hand_on_sums(args, maps, smem, warp - 1);
     if (warp != 0 || !elect_one()) return;
     prefetch_map(&maps.k);
     prefetch_map(&maps.v);
@@ -984,7 +1047,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll 1
       for (int head = turn.kv_head * group; head < (turn.kv_head + 1) * group; ++head) {
 #pragma unroll 1
-        for (int first = turn.first_row + (turn.of_head - 1) * kPassingRows; first >= turn.first_row; first -= kPassingRows) {
+        for (int n = 0, first = turn.first_row; n < turn.of_head; ++n, first += kPassingRows) {
           Barrier* const q_full = &smem.q_full[q_pipe.stage];
           barrier_wait(&smem.q_empty[q_pipe.stage], q_pipe.phase ^ 1);
           barrier_expect(q_full, sizeof(smem.q[0]) + sizeof(smem.lse[0]));
@@ -1018,7 +1081,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     return;
   }
   take_registers<232>();
-  int ds_stage = 0;
+  PipelineState<kDsStages> ds_pipe;
   PipelineState<2> sums_pipe;
   int number = 0;
   barrier_wait(&smem.next_full, next_phase);
@@ -1039,15 +1102,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     const float scale = args.scale * kLog2e;
     float sum_k[kD / 2] = {}, sum_v[kDv / 2] = {};
     const int share_row = consumer * kShareTiles * 64;  // a consumer's share of each tile of rows begins there
-    float* const place_of_share = query_sum_at(smem.sums[0], share_row / 16 + warp % 4, 0);
     const unsigned long long all_keys = descriptor(smem.k, sizeof(KeptKeys));
     int left = of_head * group;  // tiles
     if (left > 0) {
-      int head = kv_head * group, first = first_row + (of_head - 1) * kPassingRows;
+      int head = kv_head * group, first = first_row;
       float gradient[kWeighedRows / 2];
       // Makes the gradients of the scores of a part of a tile, and adds what it makes of those of values;
-      // `beside_scores` is done while scores are made, `beside_others` while gradients of weights are.
-      const auto make_gradients = [&](int part, auto beside_scores, auto beside_others) {
+      // `beside_scores` is done while scores are made, `beside_others` while gradients of weights are;
+      // `finish` waits for what it has started, or for all but what it starts itself.
+      const auto make_gradients = [&](int part, auto beside_scores, auto beside_others, auto finish) {
         const int first_of_part = first + part * kWeighedRows, step = part * (kWeighedRows / 16);
         const unsigned long long all_dout_desc = descriptor(smem.dout[dout_pipe.stage], sizeof(PassingRows));
         const unsigned long long q_desc = step_of_keys(descriptor(smem.q[q_pipe.stage]), step);
@@ -1108,68 +1171,87 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         } else {
           differentiate(Constant<false>{});
         }
-        wgmma_wait<0>();
+        finish();
         if (part < 1) return;
         release(&smem.dout_empty[dout_pipe.stage]);
         dout_pipe.advance();
       };
       barrier_wait(&smem.kept_full, kept_phase);
       take_kept(kept_v, smem.v, own);
-      make_gradients(0, [] {}, [] {});
+      const auto nothing = [] {};
+      const auto wait_for_all = [] { wgmma_wait<0>(); };
+      make_gradients(0, nothing, nothing, wait_for_all);
+      {
+        unsigned gradients[kWeighedRows / 16][4];
+        pack_weights(gradient, gradients);
+        store_gradients(smem.gradients[ds_pipe.stage][consumer], gradients);
+        const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
+        start_sums(sum_k, gradients, q_desc);
+        make_gradients(1, nothing, nothing, wait_for_all);
+      }
 #pragma unroll 1
-      while (true) {
-        {
-          unsigned gradients[kWeighedRows / 16][4];
-          pack_weights(gradient, gradients);
-          store_gradients(smem.gradients[ds_stage][consumer], gradients);
-          const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
-          start_sums(sum_k, gradients, q_desc);
-          make_gradients(1, [] {}, [] {});
-        }
-        if (--left == 0) break;
-        const int first_before = first, head_before = head;
+      while (--left > 0) {
+        const int first_before = first;
         Barrier* const q_empty = &smem.q_empty[q_pipe.stage];
         unsigned gradients[kWeighedRows / 16][4];
         pack_weights(gradient, gradients);
-        store_gradients(smem.gradients[ds_stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
+        store_gradients(smem.gradients[ds_pipe.stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
+        fence_proxy_async();
+        __syncwarp();
+        release(&smem.gradients_full[ds_pipe.stage]);
         const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
         start_sums(sum_k, gradients, step_of_keys(q_desc, 1 * (kWeighedRows / 16)));
-        fence_proxy_async();
-        named_barrier_sync(kGradientsBarrier, kConsumers * kWarpgroup);
-        float shares[kShareTiles][kShareColumns / 2];
-        start_shares(shares, descriptor(smem.gradients[ds_stage][0] + share_row * kChunk), all_keys);
         q_pipe.advance();
-        first -= kPassingRows;
-        if (first < first_row) first = first_row + (of_head - 1) * kPassingRows, ++head;
+        first += kPassingRows;
+        const bool other_head = first >= first_row + of_head * kPassingRows;
+        if (other_head) first = first_row, ++head;
+        float shares[kShareTiles][kShareColumns / 2];
         make_gradients(
             0,
             [&] {
               wgmma_wait<1>();
               release(q_empty);
-              hand_on_share(
-                  args, smem, sums_pipe, shares, place_of_share,
-                  args.dq + batch * args.dq_stride_batch + head_before * args.dq_stride_head, first_before + share_row);
             },
+            nothing,
             [&] {
-                  });
-        ds_stage ^= 1;
+              barrier_wait(&smem.gradients_full[ds_pipe.stage], ds_pipe.phase);
+              start_shares(shares, descriptor(smem.gradients[ds_pipe.stage][0] + share_row * kChunk), all_keys);
+              wgmma_wait<1>();
+            });
+        ds_pipe.advance();
+        {
+          unsigned gradients[kWeighedRows / 16][4];
+          pack_weights(gradient, gradients);
+          store_gradients(smem.gradients[ds_pipe.stage][consumer], gradients);
+          const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
+          start_sums(sum_k, gradients, q_desc);
+          make_gradients(
+              1,
+              [&] {
+                wgmma_wait<1>();
+                hand_on_share(smem, sums_pipe, shares, share_row / 16 + warp % 4, 0, args.scale);
+              },
+              [&] {
+                      },
+              wait_for_all);
+        }
       }
       unsigned gradients[kWeighedRows / 16][4];
       pack_weights(gradient, gradients);
-      store_gradients(smem.gradients[ds_stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
+      store_gradients(smem.gradients[ds_pipe.stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
+      fence_proxy_async();
+      __syncwarp();
+      release(&smem.gradients_full[ds_pipe.stage]);
       const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
       start_sums(sum_k, gradients, step_of_keys(q_desc, 1 * (kWeighedRows / 16)));
-      fence_proxy_async();
-      named_barrier_sync(kGradientsBarrier, kConsumers * kWarpgroup);
+      barrier_wait(&smem.gradients_full[ds_pipe.stage], ds_pipe.phase);
       float shares[kShareTiles][kShareColumns / 2];
-      start_shares(shares, descriptor(smem.gradients[ds_stage][0] + share_row * kChunk), all_keys);
+      start_shares(shares, descriptor(smem.gradients[ds_pipe.stage][0] + share_row * kChunk), all_keys);
       wgmma_wait<0>();
-      hand_on_share(
-          args, smem, sums_pipe, shares, place_of_share,
-          args.dq + batch * args.dq_stride_batch + head * args.dq_stride_head, first + share_row);
+      hand_on_share(smem, sums_pipe, shares, share_row / 16 + warp % 4, 0, args.scale);
       release(&smem.q_empty[q_pipe.stage]);
       q_pipe.advance();
-      ds_stage ^= 1;
+      ds_pipe.advance();
     }
     hold(sum_k);
     hold(sum_v);
@@ -1177,14 +1259,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       release(&smem.kept_empty);
       kept_phase ^= 1;
     }
-    int same = number;
-    forget(same);  // until here registers are for what is added up
-    const Turn made(args, same);
-    const int made_key = made.first_key + own;
-    write_rows(args.dk + made.batch * args.dk_stride_batch + made.kv_head * args.dk_stride_head, args.dk_stride_row, made_key,
-               made.end_key, sum_k, args.scale);
-    write_rows(args.dv + made.batch * args.dv_stride_batch + made.kv_head * args.dv_stride_head, args.dv_stride_row, made_key,
-               made.end_key, sum_v, 1.0f);
+    leave_rows(smem, sums_pipe, own, sum_k, args.scale);
+    leave_rows(smem, sums_pipe, own, sum_v, 1.0f);
     barrier_wait(&smem.next_full, next_phase);
     number = smem.next;
     __syncwarp();
@@ -1291,6 +1367,21 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& b
       {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 128,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (v_status != cudaSuccess) return v_status;
+  const cudaError_t dq_status = encode_map(
+      &maps.dq, args->dq, {kD, args->seqlen_q, args->num_q_heads, args->batch},
+      {args->dq_stride_row, args->dq_stride_head, args->dq_stride_batch}, 64, 16,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (dq_status != cudaSuccess) return dq_status;
+  const cudaError_t dk_status = encode_map(
+      &maps.dk, any_keys ? args->dk : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
+      {args->dk_stride_row, args->dk_stride_head, args->dk_stride_batch}, 64, 128,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (dk_status != cudaSuccess) return dk_status;
+  const cudaError_t dv_status = encode_map(
+      &maps.dv, any_keys ? args->dv : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
+      {args->dv_stride_row, args->dv_stride_head, args->dv_stride_batch}, 64, 128,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (dv_status != cudaSuccess) return dv_status;
   constexpr size_t smem_bytes = sizeof(SharedStorage);
   const cudaError_t status =
       cudaFuncSetAttribute(attention_bf16_d64_backward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
@@ -1333,4 +1424,4 @@ extern "C" int attention_bf16_d64_backward(const AttentionArgs* args, cudaStream
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 512, "seqlen_k": 512, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "values", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_section", "meeting": "at_once", "ranges": "of_rows", "min_blocks": 1, "turns": "free", "sums": "handed_on", "walk": "down"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 232448, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "9e51111cd2bb7531", "figures": [2104, 1056]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 512, "seqlen_k": 512, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "values", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_section", "meeting": "late", "ranges": "of_rows", "min_blocks": 1, "turns": "free", "sums": "handed_on", "walk": "up"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 232448, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "7e8459669f94cab7", "figures": [2336, 1089]}

@@ -8,13 +8,13 @@
 // Masks and scores: window. Their numbers and arrays are run-time arguments, too.
 //
 // Family wgmma-backward:
-//   bc = 64                    keys that a block keeps, whose gradients it makes
+//   bc = 128                   keys that a block keeps, whose gradients it makes
 //   apart = false              of 64 keys one warpgroup makes dv and another dk, which takes fewer registers
-//   br = 64                    query rows that pass by them
-//   schedule = together        products with weights: after those of their gradients, beside, or beside a tile ahead
-//   parts = 1                  parts of them whose weights are made one behind the other
+//   br = 128                   query rows that pass by them
+//   schedule = ahead           products with weights: after those of their gradients, beside, or beside a tile ahead
+//   parts = 2                  parts of them whose weights are made one behind the other
 //   kept = registers           what products read from registers: values, or keys as well
-//   q_stages = 3               tiles of queries in shared memory
+//   q_stages = 2               tiles of queries in shared memory
 //   dout_stages = 2            tiles of gradients of outputs in shared memory
 //   dq_path = bulk             who makes queries' gradients: a launch, or blocks of keys by sums in memory
 //   ds_stages = 2              tiles of gradients of scores in shared memory, where blocks of keys do
@@ -23,7 +23,7 @@
 //   k_stages = 2               tiles of keys in shared memory
 //   v_stages = 2               tiles of values in shared memory
 //   order = heaviest_first     blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
-//   min_blocks = 2             blocks per SM, of those that keep keys
+//   ranges = of_keys           what masks are told by: the keys that each row sees, or the rows that see each key
 //   turns = free               tiles of keys that a block takes: one, or each so-manieth, or the next whenever it is free
 //   sums = handed_on           who adds to queries' gradients next: whoever comes, or the block whose keys are next
 //   walk = up                  rows that pass by, where sums are handed on: from the last one down, or up
@@ -31,8 +31,8 @@
 // Tuned with window of 127 keys before and 0 after.
 //
 // Measured on NVIDIA H200, batch 1, 32 heads, 16384 rows, with a causal mask, window of 127 keys before and 0
-// after: 396.3 us (median), spread 0.4 %, 108.0 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest
-// error per head against float64: 1.5e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by
+// after: 384 us (median), spread 0.3 %, 111.4 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest
+// error per head against float64: 1.4e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by
 // flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -44,10 +44,10 @@
 //
 //     flashgen emit bf16_d64_backward_window127x0_causal_b1_h32_n16384.cu \
 //         --device h200 --dtype bf16 --d 64 --backward --causal --window 127,0 --batch 1 --heads 32 \
-//         --seqlen 16384 --family wgmma-backward --set bc=64 --set apart=false --set br=64 \
-//         --set schedule=together --set parts=1 --set kept=registers --set q_stages=3 --set dout_stages=2 \
+//         --seqlen 16384 --family wgmma-backward --set bc=128 --set apart=false --set br=128 \
+//         --set schedule=ahead --set parts=2 --set kept=registers --set q_stages=2 --set dout_stages=2 \
 //         --set dq_path=bulk --set ds_stages=2 --set rows=128 --set keys=64 --set k_stages=2 \
-//         --set v_stages=2 --set order=heaviest_first --set min_blocks=2 --set turns=free \
+//         --set v_stages=2 --set order=heaviest_first --set ranges=of_keys --set turns=free \
 //         --set sums=handed_on --set walk=up
 
 #include <cuda_bf16.h>
@@ -87,7 +87,7 @@ static_assert(sizeof(AttentionArgs) == 312, "callers from other languages pack t
 
 // The arrays as the copy engine reads and writes them.
 struct TensorMaps {
-  CUtensorMap q, dout, k, v;
+  CUtensorMap q, dout, k, v, dq, dk, dv;
 };
 
 constexpr bool kCausal = FLASHGEN_CAUSAL;
@@ -97,24 +97,26 @@ constexpr int kD = 64, kDv = 64;  // head dims of keys and of values
 constexpr int kVec = 8;  // elements that strides must be multiples of, for the copy engine
 
 constexpr int kWarpgroup = 128;  // threads of a warpgroup
-constexpr int kBc = 64;  // keys that a block keeps, whose gradients it makes
-constexpr int kPassingRows = 64;  // query rows that pass by them at a time
-constexpr int kConsumers = 1;  // warpgroups that compute, beside the producer
-constexpr int kThreads = 256;
-constexpr int kMaxBlocks = 264;  // as many as run at once
-constexpr int kQStages = 3, kDoutStages = 2;  // tiles of them in shared memory
+constexpr int kBc = 128;  // keys that a block keeps, whose gradients it makes
+constexpr int kPassingRows = 128;  // query rows that pass by them at a time
+constexpr int kParts = 2, kWeighedRows = kPassingRows / kParts;  // of them, which are weighed one behind the other
+constexpr int kConsumers = 2;  // warpgroups that compute, beside the producer
+constexpr int kThreads = 384;
+constexpr int kMaxBlocks = 132;  // as many as run at once
+constexpr int kQStages = 2, kDoutStages = 2;  // tiles of them in shared memory
 constexpr int kDsStages = 2;  // tiles of gradients of scores in shared memory
 constexpr int kShareTiles = 1, kShareColumns = 64;  // of queries' gradients, of 64 rows, by consumer
 constexpr int kGradientsBarrier = 1;  // named: all consumers have written their gradients of scores
 // What becomes of a block's sums of a tile of rows: others add to them, or they are gradients with those of all other keys,
 // or they alone.
 constexpr int kHandedOn = 0, kLast = 1, kOnly = 2;
-// A turn as far as sums go: those of tiles of rows from `first_row` to `last_row`. Rows from `end_before` on see no keys before
-// the turn's, and those up to `first_behind` none behind. Both begin tiles.
+constexpr int kMostChunks = 1;  // of gradients of keys or of values
+// A turn as far as sums go: of how many tiles from `first_row` on a head's rows are, and which of them see no keys before
+// the turn's, those from `end_before` on, and none behind, those up to `first_behind`; both begin tiles.
 struct HandedTurn {
-  int batch, first_row, last_row, end_before, first_behind;
+  int batch, kv_head, first_key, first_row, of_head, end_before, first_behind;
 };
-constexpr int kRowBox = 64, kKeyBox = 64;  // rows and keys that one copy brings
+constexpr int kRowBox = 128, kKeyBox = 128;  // rows and keys that one copy brings
 constexpr int kStatisticsRows = 32, kStatisticsThreads = 256;
 
 // A tile in shared memory is made of chunks of 64 columns, whose rows of 128 bytes are swizzled.
@@ -134,8 +136,12 @@ struct SharedStorage {
   alignas(1024) PassingRows q[kQStages][kDChunks];
   alignas(1024) PassingRows dout[kDoutStages][kDvChunks];
   alignas(1024) PassingRows gradients[kDsStages][kBc / kChunk];  // of scores, a row for each query row
-  // Sums of two tiles of rows, one behind the other, as they lie in memory, on their way there or from there.
-  alignas(128) float sums[2][kPassingRows * kD];
+  // What is moved, by who moves it: sums of a tile of rows as they lie in memory, on their way there or from there, or
+  // the gradients that they make, a warp's where its sums were; or gradients of the keys or the values of a turn.
+  union alignas(1024) {
+    float sums[kPassingRows * kD];
+    KeptKeys kept[kMostChunks];
+  } moved[2];
   alignas(16) float lse[kQStages][kPassingRows], delta[kDoutStages][kPassingRows];
   // A stage is full once its bytes have arrived, and empty once every warp of consumers has done with it.
   Barrier kept_full, q_full[kQStages], q_empty[kQStages], dout_full[kDoutStages], dout_empty[kDoutStages];
@@ -144,10 +150,10 @@ struct SharedStorage {
   int next;
   Barrier sums_open[2], sums_done[2];  // once it is known what becomes of them, and once every warp of consumers has done it
   int become[2];
-  int nth;  // tile of keys, in the order of turns: of the one whose sums are handed on, by a thread of few registers
+  HandedTurn turns[2];  // of movers, whose threads have few registers
 };
 
-static_assert(sizeof(SharedStorage) == 108544, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 232448, "the size that pruning counted on");
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
@@ -231,6 +237,15 @@ __device__ __forceinline__ void tma_load(
       : "memory");
 }
 
+// Writes a box from shared memory to (x, row, head, batch), except for what lies outside.
+__device__ __forceinline__ void tma_store(
+    const CUtensorMap* map, const void* shared, int x, int row, int head, int batch) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+               :
+               : "l"(map), "r"(shared_address(shared)), "r"(x), "r"(row), "r"(head), "r"(batch)
+               : "memory");
+}
+
 // Brings bytes that lie side by side to shared memory; counts them towards `barrier`.
 __device__ __forceinline__ void bulk_load(void* shared, const void* global, unsigned bytes, Barrier* barrier) {
   asm volatile(
@@ -303,6 +318,13 @@ __device__ __forceinline__ void stmatrix_x4_trans(void* row, const unsigned* m) 
                : "memory");
 }
 
+__device__ __forceinline__ void stmatrix_x4(void* row, const unsigned* m) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+               :
+               : "r"(shared_address(row)), "r"(m[0]), "r"(m[1]), "r"(m[2]), "r"(m[3])
+               : "memory");
+}
+
 // Changes how many registers a thread of this warpgroup has, whose four warps all call it.
 template <int kRegisters>
 __device__ __forceinline__ void take_registers() {
@@ -328,6 +350,9 @@ __device__ __forceinline__ bool elect_one() {
 
 // Makes the compiler forget what it knows of a value: it then works out what follows from it where that is needed,
 // rather than once and for all in a register each.
+__device__ __forceinline__ void forget(unsigned long long& value) {
+  asm volatile("" : "+l"(value));
+}
 __device__ __forceinline__ void forget(int& value) {
   asm volatile("" : "+r"(value));
 }
@@ -482,15 +507,6 @@ __device__ __forceinline__ int end_key_of(const AttentionArgs& args, int batch, 
   return max(0, end);
 }
 
-// What a row sees of the keys, a predicate aside: none where it is not there.
-struct KeyRange {
-  int begin, end;
-};
-__device__ __forceinline__ KeyRange keys_of(const AttentionArgs& args, int batch, int row) {
-  if (row >= args.seqlen_q) return {0, 0};
-  return {first_key_of(args, batch, row), end_key_of(args, batch, row)};
-}
-
 // The rows that see some of the keys [first_key, end_key): neighbours, for bounds rise with rows.
 __device__ __forceinline__ void find_rows(
     const AttentionArgs& args, int batch, int first_key, int end_key, int& first_row, int& end_row) {
@@ -508,18 +524,39 @@ __device__ __forceinline__ void find_rows(
   end_row = below;
 }
 
+// The rows that see a key, a predicate aside: none where it is not there.
+struct RowRange {
+  int begin, end;
+};
+// `first_row` and `end_row`: no others see it.
+__device__ __forceinline__ RowRange rows_of(
+    const AttentionArgs& args, int batch, int key, int first_row, int end_row) {
+  int begin = first_row, above = end_row;
+  while (begin < above) {  // the first row that does not end before the key
+    const int middle = begin + (above - begin) / 2;
+    if (end_key_of(args, batch, middle) > key) above = middle; else begin = middle + 1;
+  }
+  int end = begin;
+  above = end_row;
+  while (end < above) {  // and the first that begins behind it
+    const int middle = end + (above - end) / 2;
+    if (first_key_of(args, batch, middle) > key) above = middle; else end = middle + 1;
+  }
+  return {begin, end};
+}
+
 // Of each row, its log-sum-exp in powers of two (infinity where it sees nothing, and so weighs nothing), and what its
 // scores' gradients are less by.
 // A head's last tile, which is copied as a whole, is filled up with rows that weigh nothing, too.
 __device__ __forceinline__ int filled_rows(const AttentionArgs& args) {
-  return (args.seqlen_q + 63) / 64 * 64;
+  return (args.seqlen_q + 127) / 128 * 128;
 }
 __device__ __forceinline__ float* lse_of(const AttentionArgs& args, int batch, int head) {
   return args.workspace + (static_cast<long long>(batch) * args.num_q_heads + head) * filled_rows(args);
 }
 __device__ __forceinline__ float* delta_of(const AttentionArgs& args, int batch, int head) {
   return lse_of(args, batch, head) +
-         ((static_cast<long long>(args.batch)) * args.num_q_heads * ((args.seqlen_q + 63) / 64 * 64) + 63) / 64 * 64;
+         ((static_cast<long long>(args.batch)) * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64;
 }
 // Sums of the gradients of a head's queries, before scores' scale: tiles of 16 rows by 8 columns, as products leave them,
 // which blocks hand on.
@@ -528,8 +565,8 @@ __device__ __forceinline__ long long num_query_sums(const AttentionArgs& args) {
 }
 __device__ __forceinline__ float* query_sums_of(const AttentionArgs& args, int batch, int head) {
   const long long batches = args.batch;
-  return args.workspace + (batches * args.num_q_heads * ((args.seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
-         (batches * args.num_q_heads * ((args.seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
+  return args.workspace + (batches * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
+         (batches * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
          (static_cast<long long>(batch) * args.num_q_heads + head) * num_query_sums(args);
 }
 // Where a tile of them begins for a lane, whose next numbers are neighbours.
@@ -542,21 +579,21 @@ __device__ __forceinline__ int* next_keys_of(const AttentionArgs& args, int batc
   const int tiles = (args.seqlen_q + kPassingRows - 1) / kPassingRows;
   const long long batches = args.batch;
   return reinterpret_cast<int*>(
-             args.workspace + (batches * args.num_q_heads * ((args.seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
-             (batches * args.num_q_heads * ((args.seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
+             args.workspace + (batches * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
+             (batches * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
              (batches * args.num_q_heads * ((args.seqlen_q + 15) / 16 * 16) * 64 + 63) / 64 * 64 + 64) +
          (static_cast<long long>(batch) * args.num_q_heads + head) * tiles;
 }
 
 // Turns a product of a row and a key into its weight, and the gradient of the weight into that of the product, but for
-// the scale of scores. `masked`: the row may not see the key, which then is none of those `seen`.
+// the scale of scores. `masked`: the row may not see the key, and then is none of those that `see` it.
 template <bool masked>
 __device__ __forceinline__ void weigh(
-    float& s, float& gradient, const AttentionArgs& args, int batch, int head, int row, int key, KeyRange seen,
+    float& s, float& gradient, const AttentionArgs& args, int batch, int head, int row, int key, RowRange see,
     float scale, float lse, float delta) {
   s = exp2f(fmaf(s, scale, -lse));
   if (masked) {
-    const bool sees_key = key >= seen.begin && key < seen.end;
+    const bool sees_key = row >= see.begin && row < see.end;
     s = sees_key ? s : 0.0f;
   }
   gradient = s * (gradient - delta);
@@ -592,6 +629,7 @@ __device__ __forceinline__ void multiply(float (&sum)[32], const unsigned (&a)[4
 // Starts the products of 64 rows that stay with those that pass by, over all columns.
 template <int steps, typename Kept, typename Passing, int n>
 __device__ __forceinline__ void start_products(float (&s)[n], unsigned long long kept, unsigned long long passing) {
+  forget(kept);  // descriptors of all steps would be many
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < steps; ++step) {
@@ -694,59 +732,30 @@ __device__ __forceinline__ int* turns_taken(const AttentionArgs& args) {
   return reinterpret_cast<int*>(query_sums_of(args, args.batch, 0));
 }
 
-// Four neighbouring lanes have each a part of four chunks: gives each all parts of one.
-__device__ __forceinline__ uint4 exchange_quarters(const unsigned (&part)[4]) {
-  const bool odd = threadIdx.x % 2, upper = threadIdx.x / 2 % 2;
-  unsigned all[4];
+// Stores a warp's part of gradients, of sixteen rows and times a factor, as the copy engine shall take it: `place_of` has
+// the place of eight columns of a row.
+template <int n, typename Place>
+__device__ __forceinline__ void store_rows(const float (&sum)[n], float factor, Place place_of) {
+  const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int i = 0; i < 4; i += 2) {
-    const unsigned other = __shfl_xor_sync(0xffffffffu, odd ? part[i] : part[i + 1], 1);
-    all[i] = odd ? other : part[i];
-    all[i + 1] = odd ? part[i + 1] : other;
-  }
+  for (int i = 0; i < n; i += 8) {
+    unsigned m[4];
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const unsigned other = __shfl_xor_sync(0xffffffffu, upper ? all[i] : all[i + 2], 2);
-    all[i] = upper ? other : all[i];
-    all[i + 2] = upper ? all[i + 2] : other;
-  }
-  return make_uint4(all[0], all[1], all[2], all[3]);
-}
-
-// Writes a thread's part of 64 rows, from `first_row` on and before `end`, times a factor: eight columns at once, and of
-// the last ones two where there are not four times eight.
-template <int n>
-__device__ __forceinline__ void write_rows(
-    Element* array, long long stride, int first_row, int end, const float (&sum)[n], float factor) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x % kWarpgroup / 32;
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int row = first_row + 16 * warp + lane / 4 + 8 * h;
-    Element* const target = array + row * stride;
-#pragma unroll
-    for (int i = 2 * h; i + 12 < n; i += 16) {
-      const unsigned parts[4] = {
-          pack(sum[i] * factor, sum[i + 1] * factor), pack(sum[i + 4] * factor, sum[i + 5] * factor),
-          pack(sum[i + 8] * factor, sum[i + 9] * factor), pack(sum[i + 12] * factor, sum[i + 13] * factor)};
-      const uint4 columns = exchange_quarters(parts);
-      if (row < end) *reinterpret_cast<uint4*>(target + (i / 4 + lane % 4) * 8) = columns;
-    }
-#pragma unroll
-    for (int i = n / 16 * 16 + 2 * h; i < n; i += 4) {
-      const unsigned two = pack(sum[i] * factor, sum[i + 1] * factor);
-      if (row < end) *reinterpret_cast<unsigned*>(target + i / 4 * 8 + lane % 4 * 2) = two;
-    }
+    for (int j = 0; j < 4 && i + 2 * j < n; ++j) m[j] = pack(sum[i + 2 * j] * factor, sum[i + 2 * j + 1] * factor);
+    // Lanes 0 to 15 name the rows of one column of eight, the others those of the next.
+    Element* const place = place_of(lane % 16, i / 4 + lane / 16);
+    stmatrix_x4(place, m);
   }
 }
 
 // Brings a consumer's gradients of scores to shared memory, where a row has those of 64 keys.
 __device__ __forceinline__ void store_gradients(
-    Element* tile, const unsigned (&gradients)[kPassingRows / 16][4]) {
+    Element* tile, const unsigned (&gradients)[kWeighedRows / 16][4]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x % kWarpgroup / 32;
   const int row = lane / 16 * 8 + lane % 8;  // of the sixteen of a step
   const int piece = (2 * warp + lane / 8 % 2) ^ row % 8;  // eight keys
 #pragma unroll
-  for (int step = 0; step < kPassingRows / 16; ++step) {
+  for (int step = 0; step < kWeighedRows / 16; ++step) {
     stmatrix_x4_trans(tile + (16 * step + row) * kChunk + piece * 8, gradients[step]);
   }
 }
@@ -755,6 +764,7 @@ __device__ __forceinline__ void store_gradients(
 __device__ __forceinline__ void start_shares(
     float (&shares)[kShareTiles][kShareColumns / 2], unsigned long long gradients, unsigned long long keys) {
   constexpr int kTile = 64 * kChunk * sizeof(Element) >> 4;  // as descriptors count
+  forget(keys);
   wgmma_fence();
 #pragma unroll
   for (int tile = 0; tile < kShareTiles; ++tile) {
@@ -767,15 +777,16 @@ __device__ __forceinline__ void start_shares(
   wgmma_commit();
 }
 
-// Has a warp's share of a tile's sums, once it is made, where they are handed on from; or makes gradients of it, at `dq`
-// from `first_row` on.
+// Has a warp's share of a tile's sums, once it is made, where it is moved from, or the gradients that it is the last part
+// of. `sixteen` and `column`: with which sixteen rows of the tile and which column the share begins.
 __device__ __forceinline__ void hand_on_share(
-    const AttentionArgs& args, SharedStorage& smem, PipelineState<2>& pipe, float (&shares)[kShareTiles][kShareColumns / 2],
-    float* first_place, Element* dq, int first_row) {
+    SharedStorage& smem, PipelineState<2>& pipe, float (&shares)[kShareTiles][kShareColumns / 2], int sixteen, int column,
+    float scale) {
 #pragma unroll
   for (int tile = 0; tile < kShareTiles; ++tile) hold(shares[tile]);
   barrier_wait(&smem.sums_open[pipe.stage], pipe.phase);
-  float* const place = first_place + pipe.stage * (kPassingRows * kD);
+  float* const share = smem.moved[pipe.stage].sums + sixteen * 16 * kD + column * 16;
+  float* const place = share + threadIdx.x % 32 * 4;
   const int become = smem.become[pipe.stage];
   if (become == kHandedOn) {
 #pragma unroll
@@ -786,7 +797,6 @@ __device__ __forceinline__ void hand_on_share(
             make_float4(shares[tile][i], shares[tile][i + 1], shares[tile][i + 2], shares[tile][i + 3]);
       }
     }
-    fence_proxy_async();
   } else {
 #pragma unroll
     for (int tile = 0; tile < kShareTiles; ++tile) {
@@ -797,52 +807,92 @@ __device__ __forceinline__ void hand_on_share(
           shares[tile][i] += before.x, shares[tile][i + 1] += before.y;
           shares[tile][i + 2] += before.z, shares[tile][i + 3] += before.w;
         }
+        __syncwarp();  // all lanes have read what gradients take the place of
       }
-      write_rows(dq, args.dq_stride_row, first_row + 64 * tile, args.seqlen_q, shares[tile], args.scale);
+      Element* const rows = reinterpret_cast<Element*>(share + tile * 64 * kD);
+      store_rows(shares[tile], scale, [&](int row, int piece) {
+        return rows + row * kShareColumns + (piece ^ row % 8) * 8;
+      });
     }
   }
+  fence_proxy_async();
   __syncwarp();
   release(&smem.sums_done[pipe.stage]);
   pipe.advance();
 }
 
+// Has a consumer's gradients of keys or of values, times a factor, where they are moved from; `first`: their first row.
+template <int n>
+__device__ __forceinline__ void leave_rows(
+    SharedStorage& smem, PipelineState<2>& pipe, int first, const float (&sum)[n], float factor) {
+  barrier_wait(&smem.sums_open[pipe.stage], pipe.phase);
+  KeptKeys* const tile = smem.moved[pipe.stage].kept;
+  const int first_of_warp = first + threadIdx.x % kWarpgroup / 32 * 16;
+  store_rows(sum, factor, [&](int row, int piece) {
+    return tile[piece / 8] + (first_of_warp + row) * kChunk + (piece % 8 ^ row % 8) * 8;
+  });
+  fence_proxy_async();
+  __syncwarp();
+  release(&smem.sums_done[pipe.stage]);
+  pipe.advance();
+}
+
+// What movers know of a turn.
 __device__ __forceinline__ HandedTurn find_handed(const AttentionArgs& args, const Turn& turn) {
-  HandedTurn made{turn.batch, turn.first_row, turn.first_row + (turn.of_head - 1) * kPassingRows, 0, 0x7fffffff};
+  HandedTurn found{turn.batch, turn.kv_head, turn.first_key, turn.first_row, max(turn.of_head, 0), 0, 0x7fffffff};
   int first_row, end_row;
   if (turn.first_key > 0) {
     find_rows(args, turn.batch, turn.first_key - kBc, turn.first_key, first_row, end_row);
-    made.end_before = (end_row + kPassingRows - 1) / kPassingRows * kPassingRows;
+    found.end_before = (end_row + kPassingRows - 1) / kPassingRows * kPassingRows;
   }
   if (turn.end_key < args.seqlen_k) {
     find_rows(args, turn.batch, turn.end_key, min(turn.end_key + kBc, args.seqlen_k), first_row, end_row);
-    made.first_behind = first_row / kPassingRows * kPassingRows;
+    found.first_behind = first_row / kPassingRows * kPassingRows;
   }
-  return made;
+  return found;
 }
 
-// One thread's part of a block's turns: opens shared memory for one tile of sums after the other, with those of all
-// others where these end there, and has them moved.
-__device__ __forceinline__ void hand_on_sums(const AttentionArgs& args, SharedStorage& smem) {
-  HandedTurn own{};
-  const auto begins = [&](int first) { return first < own.first_behind; };
-  const auto ends = [&](int first) { return first >= own.end_before; };
-  const auto number_at = [&](int head, int first) { return next_keys_of(args, own.batch, head) + first / kPassingRows; };
-  const auto sums_at = [&](int head, int first) { return query_sums_of(args, own.batch, head) + 1LL * first * kD; };
-  const auto bytes_at = [&](int first) {
-    return unsigned(min(kPassingRows, (args.seqlen_q - first + 15) / 16 * 16) * kD * sizeof(float));
-  };
-  const auto open = [&](int head, int first, int stage) {
-    smem.become[stage] = !ends(first) ? kHandedOn : begins(first) ? kOnly : kLast;
-    if (!ends(first) || begins(first)) {
-      barrier_arrive(&smem.sums_open[stage]);
-      return;
+// Where memory has sums of a tile of rows.
+struct MovedSums {
+  float* place;
+  unsigned bytes;
+
+  __device__ __forceinline__ MovedSums(const AttentionArgs& args, int batch, int head, int first) {
+    place = query_sums_of(args, batch, head) + 1LL * first * kD;
+    bytes = min(kPassingRows, (args.seqlen_q - first + 15) / 16 * 16) * kD * sizeof(float);
+  }
+};
+
+// Starts to write gradients of all of a tile's rows, by what a warp has made of them.
+__device__ __forceinline__ void write_queries(
+    const TensorMaps& maps, const float* sums, int first, int head, int batch) {
+#pragma unroll 1
+  for (int row = 0; row < kPassingRows; row += 16) {
+#pragma unroll 1
+    for (int column = 0; column < kD; column += kShareColumns) {
+      tma_store(&maps.dq, sums + row * kD + column * 16, column, first + row, head, batch);
     }
-    wait_for_number(number_at(head, first), smem.nth);
-    barrier_expect(&smem.sums_open[stage], bytes_at(first));
-    bulk_load(smem.sums[stage], sums_at(head, first), bytes_at(first), &smem.sums_open[stage]);
-  };
-  unsigned next_phase = 0;
-  PipelineState<2> pipe;
+  }
+}
+
+// Starts to write those of a turn's keys, or values.
+__device__ __forceinline__ void write_keys(
+    const CUtensorMap* map, const KeptKeys* tile, int chunks, const HandedTurn& turn) {
+#pragma unroll 1
+  for (int i = 0; i < chunks; ++i) tma_store(map, tile[i], i * kChunk, turn.first_key, turn.kv_head, turn.batch);
+}
+
+// The part of one of two threads, of every other tile of rows of a block's turns: opens shared memory of its own for a
+// tile's sums, with those of all others where these end there, and has moved what becomes of them. Behind the last head's
+// tiles of a turn come its gradients of keys and of values.
+__device__ __forceinline__ void hand_on_sums(
+    const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, int mover) {
+  auto& moved = smem.moved[mover];
+  HandedTurn& own = smem.turns[mover];
+  Barrier* const open = &smem.sums_open[mover];
+  Barrier* const done = &smem.sums_done[mover];
+  unsigned next_phase = 0, phase = 0;
+  int nth = mover;  // tile of a head's walk
 #pragma unroll 1
   while (true) {
     barrier_wait(&smem.next_full, next_phase);
@@ -850,31 +900,64 @@ __device__ __forceinline__ void hand_on_sums(const AttentionArgs& args, SharedSt
     barrier_arrive(&smem.next_empty);
     next_phase ^= 1;
     if (number >= Turn::count(args)) break;
-    const Turn turn(args, number);
-    own = find_handed(args, turn);
-    smem.nth = Turn::tiles_of_keys(args) - 1 - turn.first_key / kBc;
-    if (turn.of_head <= 0) continue;
-    const int group = args.num_q_heads / args.num_kv_heads, end_head = (turn.kv_head + 1) * group;
-    int head = turn.kv_head * group, first = own.first_row;
-    open(head, first, pipe.stage);
+    own = find_handed(args, Turn(args, number));
+    const int keys_before = Turn::tiles_of_keys(args) - 1 - own.first_key / kBc;  // tiles of them
+    int* told = nullptr;  // where others are told of sums, once these are in memory
+    const auto tell = [&] {
+      if (told == nullptr) return;
+      tma_wait<0>();
+      leave_number(told, keys_before + 1);
+      told = nullptr;
+    };
+    const int group = args.num_q_heads / args.num_kv_heads, end_head = (own.kv_head + 1) * group;
 #pragma unroll 1
-    while (head < end_head) {
-      const bool is_last = first == own.last_row;
-      const int next_head = head + is_last, next_first = is_last ? own.first_row : first + kPassingRows;
-      if (!begins(first) && !ends(first)) wait_for_number(number_at(head, first), smem.nth);
-      barrier_wait(&smem.sums_done[pipe.stage], pipe.phase);
-      if (!ends(first)) {
-        float* const sums = sums_at(head, first);
-        if (begins(first)) bulk_store(sums, smem.sums[pipe.stage], bytes_at(first)); else bulk_add(sums, smem.sums[pipe.stage], bytes_at(first));
+    for (int head = end_head - group;; nth += 2, phase ^= 1) {
+#pragma unroll 1
+      for (; head < end_head && nth >= own.of_head; ++head) nth -= own.of_head;
+      if (head == end_head) {
+        if (nth >= 2) break;
+        barrier_arrive(open);
+        tell();
+        barrier_wait(done, phase);
+        if (nth == 0) {
+          write_keys(&maps.dk, moved.kept, kDChunks, own);
+        } else {
+          write_keys(&maps.dv, moved.kept, kDvChunks, own);
+        }
         tma_commit();
-        tma_wait<0>();
-        leave_number(number_at(head, first), smem.nth + 1);
+        tma_wait_read<0>();
+        continue;
       }
-      // Not before, as nobody waits for others with sums to hand on.
-      if (next_head < end_head) open(next_head, next_first, pipe.stage ^ 1);
-      pipe.advance();
-      head = next_head, first = next_first;
+      const int first = own.first_row + nth * kPassingRows;
+      const bool begins = first < own.first_behind, ends = first >= own.end_before;
+      int* const next_keys = next_keys_of(args, own.batch, head) + first / kPassingRows;
+      smem.become[mover] = !ends ? kHandedOn : begins ? kOnly : kLast;
+      if (ends && !begins) {
+        tell();
+        wait_for_number(next_keys, keys_before);
+        const MovedSums sums(args, own.batch, head, first);
+        barrier_expect(open, sums.bytes);
+        bulk_load(moved.sums, sums.place, sums.bytes, open);
+      } else {
+        // Consumers need not wait for what is told to others.
+        barrier_arrive(open);
+        tell();
+        if (!begins) wait_for_number(next_keys, keys_before);
+      }
+      barrier_wait(done, phase);
+      if (ends) {
+        write_queries(maps, moved.sums, first, head, own.batch);
+        tma_commit();
+        tma_wait_read<0>();
+        continue;
+      }
+      const MovedSums sums(args, own.batch, head, first);
+      if (begins) bulk_store(sums.place, moved.sums, sums.bytes); else bulk_add(sums.place, moved.sums, sums.bytes);
+      tma_commit();
+      tma_wait_read<0>();
+      told = next_keys;
     }
+    nth -= 2;
   }
 }
 
@@ -944,7 +1027,7 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
 }
 
 // Gradients of keys and values: a block keeps kBc of them at a time, 64 for each consumer, and the rows that see some pass by.
-extern "C" __global__ void __launch_bounds__(kThreads, 2)
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_bf16_d64_backward_window_kernel(const AttentionArgs args, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
@@ -955,7 +1038,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     barrier_init(&smem.kept_full, 1);
     barrier_init(&smem.kept_empty, kArrivals * 4 * kConsumers);
     barrier_init(&smem.next_full, 1);
-    barrier_init(&smem.next_empty, kArrivals * 4 * kConsumers + 1);
+    barrier_init(&smem.next_empty, kArrivals * 4 * kConsumers + 2);
     for (int i = 0; i < 2; ++i) {
       barrier_init(&smem.sums_open[i], 1);
       barrier_init(&smem.sums_done[i], kArrivals * 4 * kConsumers);
@@ -979,7 +1062,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   const int count = Turn::count(args);
   if (warp < 4) {
     give_registers<40>();
-    if (warp == 1 && elect_one()) hand_on_sums(args, smem);
+    if ((warp == 1 || warp == 2) && elect_one()) hand_on_sums(args, maps, smem, warp - 1);
     if (warp != 0 || !elect_one()) return;
     prefetch_map(&maps.k);
     prefetch_map(&maps.v);
@@ -1032,7 +1115,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     }
     return;
   }
-  take_registers<216>();
+  take_registers<232>();
   int ds_stage = 0;
   PipelineState<2> sums_pipe;
   int number = 0;
@@ -1045,86 +1128,145 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   while (number < count) {
     const Turn turn(args, number);
     const int batch = turn.batch, kv_head = turn.kv_head, first_key = turn.first_key;
-    const int first_row = turn.first_row, of_head = turn.of_head;
+    const int first_row = turn.first_row, end_row = turn.end_row, of_head = turn.of_head;
     const int consumer = warp / 4 - 1, lane = threadIdx.x % 32;
     const int own = consumer * 64;  // the consumer's first key here
     const int own_key = first_key + own + warp % 4 * 16 + lane / 4;  // the thread's first
+    const RowRange rows_of_own = rows_of(args, batch, own_key, first_row, end_row);
+    const RowRange rows_of_other = rows_of(args, batch, own_key + 8, first_row, end_row);
     unsigned kept_k[kDSteps][4];
     unsigned kept_v[kDvSteps][4];
     const float scale = args.scale * kLog2e;
     float sum_k[kD / 2] = {}, sum_v[kDv / 2] = {};
     const int share_row = consumer * kShareTiles * 64;  // a consumer's share of each tile of rows begins there
-    float* const place_of_share = query_sum_at(smem.sums[0], share_row / 16 + warp % 4, 0);
     const unsigned long long all_keys = descriptor(smem.k, sizeof(KeptKeys));
-
-    if (of_head > 0) {
-      barrier_wait(&smem.kept_full, kept_phase);
-      take_kept(kept_k, smem.k, own);
-      take_kept(kept_v, smem.v, own);
-    }
-#pragma unroll 1
-    for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-#pragma unroll 1
-      for (int n = 0, first = first_row; n < of_head; ++n, first += kPassingRows) {
-        const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
-        const unsigned long long dout_desc = descriptor(smem.dout[dout_pipe.stage], sizeof(PassingRows));
-        float s[kPassingRows / 2], gradient[kPassingRows / 2];
-        unsigned weights[kPassingRows / 16][4], gradients[kPassingRows / 16][4];
-        barrier_wait(&smem.q_full[q_pipe.stage], q_pipe.phase);
+    int left = of_head * group;  // tiles
+    if (left > 0) {
+      int head = kv_head * group, first = first_row;
+      float gradient[kWeighedRows / 2];
+      // Makes the gradients of the scores of a part of a tile, and adds what it makes of those of values;
+      // `beside_scores` is done while scores are made, `beside_others` while gradients of weights are.
+      const auto make_gradients = [&](int part, auto beside_scores, auto beside_others) {
+        const int first_of_part = first + part * kWeighedRows, step = part * (kWeighedRows / 16);
+        const unsigned long long all_dout_desc = descriptor(smem.dout[dout_pipe.stage], sizeof(PassingRows));
+        const unsigned long long q_desc = step_of_keys(descriptor(smem.q[q_pipe.stage]), step);
+        const unsigned long long dout_desc = step_of_keys(all_dout_desc, step);
+        float s[kWeighedRows / 2];
+        unsigned weights[kWeighedRows / 16][4];
+        if (part == 0) barrier_wait(&smem.q_full[q_pipe.stage], q_pipe.phase);
         start_products<PassingRows>(s, kept_k, q_desc);
-        barrier_wait(&smem.dout_full[dout_pipe.stage], dout_pipe.phase);
+        beside_scores();
+        if (part == 0) barrier_wait(&smem.dout_full[dout_pipe.stage], dout_pipe.phase);
         start_products<PassingRows>(gradient, kept_v, dout_desc);
-        wgmma_wait<0>();
+        beside_others();
+        wgmma_wait<1>();
         hold(s);
-        hold(gradient);
+        const bool partial = is_partial(args, batch, first_of_part, first_of_part + kWeighedRows, first_key, first_key + kBc);
         const auto weigh_all = [&](auto masked) {
           constexpr bool kMasked = decltype(masked)::value;
 #pragma unroll
-          for (int i = 0; i < kPassingRows / 2; i += 4) {
-            const int column = i * 2 + lane % 4 * 2;
+          for (int i = 0; i < kWeighedRows / 2; i += 4) {
+            const int column = part * kWeighedRows + i * 2 + lane % 4 * 2;
             const float2 lse = *reinterpret_cast<const float2*>(smem.lse[q_pipe.stage] + column);
-            const float2 delta = *reinterpret_cast<const float2*>(smem.delta[dout_pipe.stage] + column);
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
               const int row = first + column + e;
-              const KeyRange seen = kMasked ? keys_of(args, batch, row) : KeyRange{};
 #pragma unroll
               for (int h = 0; h < 2; ++h) {
                 const int at = i + 2 * h + e, key = own_key + 8 * h;
-                weigh<kMasked>(s[at], gradient[at], args, batch, head, row, key, seen, scale, e ? lse.y : lse.x,
-                               e ? delta.y : delta.x);
+                const RowRange see = h ? rows_of_other : rows_of_own;
+                float factor = 1.0f;
+                weigh<kMasked>(s[at], factor, args, batch, head, row, key, see, scale, e ? lse.y : lse.x, 0.0f);
               }
             }
           }
         };
-        if (is_partial(args, batch, first, first + kPassingRows, first_key, first_key + kBc)) {
+        if (partial) {
           weigh_all(Constant<true>{});
         } else {
           weigh_all(Constant<false>{});
         }
         pack_weights(s, weights);
-        pack_weights(gradient, gradients);
         start_sums(sum_v, weights, dout_desc);
-        store_gradients(smem.gradients[ds_stage][consumer], gradients);
+        wgmma_wait<1>();
+        hold(gradient);
+        const float* const delta_of_row = smem.delta[dout_pipe.stage] + part * kWeighedRows + lane % 4 * 2;
+        const auto differentiate = [&](auto masked) {
+#pragma unroll
+          for (int i = 0; i < kWeighedRows / 2; i += 4) {
+            const float2 delta = *reinterpret_cast<const float2*>(delta_of_row + i * 2);
+#pragma unroll
+            for (int at = i; at < i + 4; ++at) {
+              gradient[at] = s[at] * (gradient[at] - (at % 2 ? delta.y : delta.x));
+              if (decltype(masked)::value && s[at] == 0.0f) gradient[at] = 0.0f;
+            }
+          }
+        };
+        if (partial) {
+          differentiate(Constant<true>{});
+        } else {
+          differentiate(Constant<false>{});
+        }
+        wgmma_wait<0>();
+        if (part < 1) return;
+        release(&smem.dout_empty[dout_pipe.stage]);
+        dout_pipe.advance();
+      };
+      barrier_wait(&smem.kept_full, kept_phase);
+      take_kept(kept_k, smem.k, own);
+      take_kept(kept_v, smem.v, own);
+      make_gradients(0, [] {}, [] {});
+#pragma unroll 1
+      while (true) {
+        {
+          unsigned gradients[kWeighedRows / 16][4];
+          pack_weights(gradient, gradients);
+          store_gradients(smem.gradients[ds_stage][consumer], gradients);
+          const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
+          start_sums(sum_k, gradients, q_desc);
+          make_gradients(1, [] {}, [] {});
+        }
+        if (--left == 0) break;
+        const int first_before = first;
+        Barrier* const q_empty = &smem.q_empty[q_pipe.stage];
+        unsigned gradients[kWeighedRows / 16][4];
+        pack_weights(gradient, gradients);
+        store_gradients(smem.gradients[ds_stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
+        const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
+        start_sums(sum_k, gradients, step_of_keys(q_desc, 1 * (kWeighedRows / 16)));
         fence_proxy_async();
         named_barrier_sync(kGradientsBarrier, kConsumers * kWarpgroup);
         float shares[kShareTiles][kShareColumns / 2];
         start_shares(shares, descriptor(smem.gradients[ds_stage][0] + share_row * kChunk), all_keys);
-
-        start_sums(sum_k, gradients, q_desc);
-        wgmma_wait<2>();
-        release(&smem.dout_empty[dout_pipe.stage]);
-        dout_pipe.advance();
-        wgmma_wait<1>();
-        hand_on_share(
-            args, smem, sums_pipe, shares, place_of_share,
-            args.dq + batch * args.dq_stride_batch + head * args.dq_stride_head, first + share_row);
-        ds_stage ^= 1;
-
-        wgmma_wait<0>();
-        release(&smem.q_empty[q_pipe.stage]);
         q_pipe.advance();
+        first += kPassingRows;
+        const bool other_head = first >= first_row + of_head * kPassingRows;
+        if (other_head) first = first_row, ++head;
+        make_gradients(
+            0,
+            [&] {
+              wgmma_wait<1>();
+              release(q_empty);
+              hand_on_share(smem, sums_pipe, shares, share_row / 16 + warp % 4, 0, args.scale);
+            },
+            [&] {
+                  });
+        ds_stage ^= 1;
       }
+      unsigned gradients[kWeighedRows / 16][4];
+      pack_weights(gradient, gradients);
+      store_gradients(smem.gradients[ds_stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
+      const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
+      start_sums(sum_k, gradients, step_of_keys(q_desc, 1 * (kWeighedRows / 16)));
+      fence_proxy_async();
+      named_barrier_sync(kGradientsBarrier, kConsumers * kWarpgroup);
+      float shares[kShareTiles][kShareColumns / 2];
+      start_shares(shares, descriptor(smem.gradients[ds_stage][0] + share_row * kChunk), all_keys);
+      wgmma_wait<0>();
+      hand_on_share(smem, sums_pipe, shares, share_row / 16 + warp % 4, 0, args.scale);
+      release(&smem.q_empty[q_pipe.stage]);
+      q_pipe.advance();
+      ds_stage ^= 1;
     }
     hold(sum_k);
     hold(sum_v);
@@ -1132,14 +1274,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       release(&smem.kept_empty);
       kept_phase ^= 1;
     }
-    int same = number;
-    forget(same);  // until here registers are for what is added up
-    const Turn made(args, same);
-    const int made_key = made.first_key + own;
-    write_rows(args.dk + made.batch * args.dk_stride_batch + made.kv_head * args.dk_stride_head, args.dk_stride_row, made_key,
-               made.end_key, sum_k, args.scale);
-    write_rows(args.dv + made.batch * args.dv_stride_batch + made.kv_head * args.dv_stride_head, args.dv_stride_row, made_key,
-               made.end_key, sum_v, 1.0f);
+    leave_rows(smem, sums_pipe, own, sum_k, args.scale);
+    leave_rows(smem, sums_pipe, own, sum_v, 1.0f);
     barrier_wait(&smem.next_full, next_phase);
     number = smem.next;
     __syncwarp();
@@ -1179,10 +1315,10 @@ static cudaError_t encode_map(
 extern "C" long long attention_bf16_d64_backward_window_workspace_bytes(const AttentionArgs* args) {
   const long long batch = args->batch, num_q_heads = args->num_q_heads;
   const long long seqlen_q = args->seqlen_q;
-  return 4 * ((batch * num_q_heads * ((seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
-              (batch * num_q_heads * ((seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
+  return 4 * ((batch * num_q_heads * ((seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
+              (batch * num_q_heads * ((seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
               (batch * num_q_heads * ((seqlen_q + 15) / 16 * 16) * 64 + 63) / 64 * 64 +
-              (batch * num_q_heads * ((seqlen_q + 63) / 64) + 63) / 64 * 64 + 64);
+              (batch * num_q_heads * ((seqlen_q + 127) / 128) + 63) / 64 * 64 + 64);
 }
 
 // How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
@@ -1228,24 +1364,39 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& b
   TensorMaps maps;
   const cudaError_t q_status = encode_map(
       &maps.q, args->q, {kD, args->seqlen_q, args->num_q_heads, args->batch},
-      {args->q_stride_row, args->q_stride_head, args->q_stride_batch}, 64, 64,
+      {args->q_stride_row, args->q_stride_head, args->q_stride_batch}, 64, 128,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (q_status != cudaSuccess) return q_status;
   const cudaError_t dout_status = encode_map(
       &maps.dout, args->dout, {kDv, args->seqlen_q, args->num_q_heads, args->batch},
-      {args->dout_stride_row, args->dout_stride_head, args->dout_stride_batch}, 64, 64,
+      {args->dout_stride_row, args->dout_stride_head, args->dout_stride_batch}, 64, 128,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (dout_status != cudaSuccess) return dout_status;
   const cudaError_t k_status = encode_map(
       &maps.k, any_keys ? args->k : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 64, 64,
+      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 64, 128,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (k_status != cudaSuccess) return k_status;
   const cudaError_t v_status = encode_map(
       &maps.v, any_keys ? args->v : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 64,
+      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 128,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (v_status != cudaSuccess) return v_status;
+  const cudaError_t dq_status = encode_map(
+      &maps.dq, args->dq, {kD, args->seqlen_q, args->num_q_heads, args->batch},
+      {args->dq_stride_row, args->dq_stride_head, args->dq_stride_batch}, 64, 16,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (dq_status != cudaSuccess) return dq_status;
+  const cudaError_t dk_status = encode_map(
+      &maps.dk, any_keys ? args->dk : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
+      {args->dk_stride_row, args->dk_stride_head, args->dk_stride_batch}, 64, 128,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (dk_status != cudaSuccess) return dk_status;
+  const cudaError_t dv_status = encode_map(
+      &maps.dv, any_keys ? args->dv : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
+      {args->dv_stride_row, args->dv_stride_head, args->dv_stride_batch}, 64, 128,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (dv_status != cudaSuccess) return dv_status;
   constexpr size_t smem_bytes = sizeof(SharedStorage);
   const cudaError_t status =
       cudaFuncSetAttribute(attention_bf16_d64_backward_window_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
@@ -1288,4 +1439,4 @@ extern "C" int attention_bf16_d64_backward_window(const AttentionArgs* args, cud
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 1, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 16384, "seqlen_k": 16384, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "scoring": {"window": [127, 0]}, "backward": true}, "family": "wgmma-backward", "variant": {"bc": 64, "apart": false, "br": 64, "schedule": "together", "parts": 1, "kept": "registers", "q_stages": 3, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "heaviest_first", "meeting": "at_once", "ranges": "of_rows", "min_blocks": 2, "turns": "free", "sums": "handed_on", "walk": "up"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward_window", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 256, "smem_bytes": 108544, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 264, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "b324c57b720a1c70", "figures": [2375, 1258]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 1, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 16384, "seqlen_k": 16384, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "scoring": {"window": [127, 0]}, "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "registers", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "heaviest_first", "meeting": "at_once", "ranges": "of_keys", "min_blocks": 1, "turns": "free", "sums": "handed_on", "walk": "up"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward_window", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 232448, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "f1507ff4bc707c05", "figures": [2419, 1257]}

@@ -87,6 +87,7 @@ class Block : public Scheduler {
     view.start();
     phases.start();
     named.start();
+    awaited_numbers_.clear();
     races.start();
     engine.start();
     warpgroups.start();
@@ -112,6 +113,7 @@ class Block : public Scheduler {
   // Lets each warp run, and copies too: these must, if nothing else goes on in the cluster. False if nothing did, and the
   // block waits for others; or it has ended, or failed.
   bool run_round(bool others_wait) {
+    hear_numbers();
     run_warps(phases.used());
     if (failed()) return false;
     const Runnable threads = runnable();
@@ -121,28 +123,16 @@ class Block : public Scheduler {
       return false;
     }
     if (engine.busy()) return engine.advance(!others_wait || threads == Runnable::kSome) || threads != Runnable::kNone;
-    return threads != Runnable::kNone || release_barrier();
+    if (threads != Runnable::kNone || release_barrier()) return true;
+    return !awaited_numbers_.empty() && await_numbers();
   }
 
-  // Until a block of another cluster has left the number there: one that has been begun, for no other gets this host thread.
-  // Where all wait for such numbers for long, nobody does.
+  // Until a block of another cluster has left the number there; other threads of this block go on meanwhile.
   void wait_for_number(const int* place, int number, const char* what, int line) {
-    using Clock = std::chrono::steady_clock;
-    constexpr std::chrono::seconds kLong{20};
-    int there = 0;
-    const auto is_there = [&] { return (there = __atomic_load_n(place, __ATOMIC_ACQUIRE)) == number; };
-    ++*grid_.waiting;
-    for (auto since = Clock::now(); !is_there();) {
-      const unsigned others = *grid_.running - 1;
-      if (*grid_.waiting <= others) since = Clock::now();
-      if (*grid_.failed || others == 0 || Clock::now() - since > kLong) {
-        --*grid_.waiting;
-        fail(format("%s: %s in line %d for %d, where %d is: no block leaves it there", here().c_str(), what, line, number,
-                    there));
-      }
-      std::this_thread::yield();
-    }
-    --*grid_.waiting;
+    const AwaitedNumber awaited{&current(), place, number};
+    if (awaited.there() == number) return;
+    awaited_numbers_.push_back(awaited);
+    wait(State::kAtNumber, what, line);
   }
 
   bool ended() const { return ended_; }
@@ -183,6 +173,47 @@ class Block : public Scheduler {
   unsigned elected_lane = 0;  // by elect.sync, always the same
 
  private:
+  // What a thread waits for in global memory.
+  struct AwaitedNumber {
+    Thread* thread;
+    const int* place;
+    int number;
+
+    int there() const { return __atomic_load_n(place, __ATOMIC_ACQUIRE); }
+  };
+
+  // Lets threads go on whose number is there. Whether there are some.
+  bool hear_numbers() {
+    const auto is_awaited = [](const AwaitedNumber& each) { return each.there() != each.number; };
+    const auto heard = std::partition(awaited_numbers_.begin(), awaited_numbers_.end(), is_awaited);
+    const bool any = heard != awaited_numbers_.end();
+    for (auto each = heard; each != awaited_numbers_.end(); ++each) each->thread->state = State::kReady;
+    awaited_numbers_.erase(heard, awaited_numbers_.end());
+    return any;
+  }
+
+  // For a block that can do nothing else, until a number is there: one that a block leaves which has been begun, for no
+  // other gets this host thread. Where all blocks wait so for long, nobody does; false then.
+  bool await_numbers() {
+    using Clock = std::chrono::steady_clock;
+    constexpr std::chrono::seconds kLong{20};
+    ++*grid_.waiting;
+    bool heard = false, in_vain = false;
+    for (auto since = Clock::now(); !heard && !in_vain;) {
+      heard = hear_numbers();
+      const unsigned others = *grid_.running - 1;
+      if (*grid_.waiting <= others) since = Clock::now();
+      in_vain = *grid_.failed || others == 0 || Clock::now() - since > kLong;
+      std::this_thread::yield();
+    }
+    --*grid_.waiting;
+    if (heard) return true;
+    const AwaitedNumber& one = awaited_numbers_.front();
+    report(format("%s: %s in line %d for %d, where %d is: no block leaves it there", where(*one.thread).c_str(),
+                  one.thread->waits_at, one.thread->line, one.number, one.there()));
+    return false;
+  }
+
   void check_end() {
     engine.check_block_end();
     warpgroups.check_block_end();
@@ -239,6 +270,7 @@ class Block : public Scheduler {
   const Grid& grid_;
   uint3 position_{};
   bool ended_ = false;
+  std::vector<AwaitedNumber> awaited_numbers_;
 };
 
 // The block that this host thread runs, and its cluster.

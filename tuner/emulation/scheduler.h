@@ -62,7 +62,9 @@ inline void fill_uninitialized(void* target, size_t bytes) {
 }
 
 // A thread that polls is one that could run, but would only ask again.
-enum class State { kReady, kPolls, kAtBarrier, kAtWarp, kAtPhase, kAtMeeting, kAtProducts, kAtCluster, kExited };
+enum class State {
+  kReady, kPolls, kAtBarrier, kAtWarp, kAtPhase, kAtMeeting, kAtProducts, kAtNumber, kAtCluster, kExited
+};
 
 class Scheduler;
 

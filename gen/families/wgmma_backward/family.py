@@ -19,6 +19,10 @@ So nothing is cleared before or read behind, either, and what is under way stays
 keys in that order, too, so that none waits for one that nobody has begun, and rows against it (as in
 FlashAttention-2's and -3's deterministic backward passes, whose sums are cleared and read by launches).
 
+Gradients leave by the copy engine wherever shared memory has room for them by then: that of keys, values or
+query rows once a block has done with them, of sums on their way to memory, or of what a block hands on,
+behind which consumers go on with the next tile of keys at once.
+
 Head dims whose sums are more than a thread's registers are made ``apart``: of the same keys one warpgroup
 makes weights and dv, another the gradients of scores and dk, to which weights come through shared memory;
 what both add up for queries they then make in as many passes as there are registers for.
@@ -143,6 +147,8 @@ class WgmmaBackward(UsedTiles, RuledParameters):
             "widths": (*d_widths, *dv_widths),
             "query_share": self.query_share(problem),
             "query_passes": self.query_passes(problem),
+            "sends_queries": self.sends_queries(problem),
+            "sends_keys": self.sends_keys(problem),
             "smem_of_rows": smem_of_rows,
             "row_threads": row_threads,
             "section_bytes": int(SECTION_SHARE * limits.l2_bytes),

@@ -14,8 +14,10 @@ from ..gradients import GradientVariant
 from ..wgmma.parameters import GROUP, GROUP_ROWS, is_split
 from ..wgmma.shared_memory import ALIGNMENT, BARRIER_BYTES, CHUNK, CHUNK_BYTES, chunks
 
-#: Columns of a step of products.
+#: Columns of a step of products, and rows of what a warp has of one.
 STEP = 16
+#: Of a map whose rows lie in shared memory as they are.
+UNSWIZZLED = 16
 #: What a thread of the producer keeps, and the most that one of a consumer has of the rest.
 PRODUCER_REGISTERS, MAX_CONSUMER_REGISTERS, ENOUGH_REGISTERS = 24, 240, 248
 #: Where it finds tiles in the workspace, which takes more.
@@ -23,7 +25,7 @@ PRODUCER_REGISTERS_OF_TILES = 40
 #: What one keeps where the producer's other warps add up what blocks of a cluster send each other; and how
 #: many these are.
 ADDING_REGISTERS, ADDING_WARPS = 56, 3
-#: And where one of them hands on what blocks add up in memory.
+#: And where two of them hand on what blocks add up in memory.
 HANDING_REGISTERS = 40
 #: Registers of a consumer beside its sums and products: addresses, numbers of rows, scales; and more where
 #: changes of scores are made and differentiated, or threads of warpgroups apart, or of blocks that stay, add
@@ -265,7 +267,43 @@ class Parameters(GradientVariant):
         if is_split(problem):
             return ()
         of_rows = (TensorMap(name, self.row_box) for name in ("q", "dout"))
-        return (*of_rows, *(TensorMap(name, self.key_box) for name in ("k", "v")))
+        read = (*of_rows, *(TensorMap(name, self.key_box) for name in ("k", "v")))
+        return (*read, *self._written_maps(problem))
+
+    def _written_maps(self, problem: Problem) -> tuple[TensorMap, ...]:
+        """Returns the gradients as the copy engine writes them: by what a warp makes, or all of a turn's
+        keys. Rows of any other width than a chunk's lie in shared memory as they are."""
+        if self.hands_on_sums:
+            _, columns = self.query_share(problem)
+            swizzle = CHUNK_BYTES if columns == CHUNK else UNSWIZZLED
+            return (
+                TensorMap("dq", STEP, columns, swizzle),
+                TensorMap("dk", self.bc),
+                TensorMap("dv", self.bc),
+            )
+        of_queries = ("dq",) if self.sends_queries(problem) else ()
+        of_keys = ("dk", "dv") if self.sends_keys(problem) else ()
+        return tuple(TensorMap(name, STEP) for name in (*of_queries, *of_keys))
+
+    def sends_queries(self, problem: Problem) -> bool:
+        """Returns whether the copy engine writes gradients that a launch of query rows makes."""
+        return not self.sums_queries and not is_split(problem) and not problem.layout.is_packed
+
+    def sends_keys(self, problem: Problem) -> bool:
+        """Returns whether the copy engine writes gradients of keys and values, from shared memory whose
+        use has ended by then."""
+        if is_split(problem) or problem.layout.is_packed or self.sums_in_cluster:
+            return False
+        if self.hands_on_sums:
+            return True
+        d, dv = chunks(problem.head_dim), chunks(problem.head_dim_v)
+        if not self.sums_queries:
+            # Warpgroups apart take the tile that the other one has no need of.
+            return d == dv or not self.apart
+        # What a warp has for its share of queries' sums.
+        tiles, columns = self.query_share(problem)
+        room = ITEM_BYTES["f32"] * tiles * STEP * columns
+        return self.dq_path == BULK and columns % STEP == 0 and STEP * CHUNK_BYTES * max(d, dv) <= room
 
     def smem_bytes(self, problem: Problem, limits: DeviceLimits) -> int:
         if is_split(problem):
@@ -287,8 +325,11 @@ class Parameters(GradientVariant):
         # The number of a turn takes no more room than a barrier.
         barriers += self.persistent + 3 * self.counts_turns
         if self.hands_on_sums:
-            sums *= 2  # one tile's are moved while the next one's are made
-            barriers += 6  # as large are two numbers
+            # One tile's are moved while the next one's are made, and gradients of keys and values likewise.
+            of_rows = ITEM_BYTES["f32"] * self.br * problem.head_dim
+            moved = max(of_rows, CHUNK_BYTES * self.bc * max(d, dv))
+            sums = 2 * (-(-moved // ALIGNMENT) * ALIGNMENT)
+            barriers += 4 + 8  # as large are two numbers, of sixteen
         if self.sums_in_cluster:
             sums = ITEM_BYTES["f32"] * self.sum_stages * self.br * problem.head_dim
             barriers += 1 + 2 * self.sum_stages
@@ -335,10 +376,10 @@ class Parameters(GradientVariant):
         addresses = (
             REGISTERS_OF_ADDRESSES if self.dq_path == ATOMICS and (self.apart or self.persistent) else 0
         )
-        # Where sums are handed on, as ptxas has it; half the rows for a part begun while others are awaited.
-        begun = rows // 2 if self.schedule == AHEAD and self.meeting == LATE else 0
-        handing = rows // 8 + begun if self.hands_on_sums else 0
-        return (max(d, dv) if self.apart else d + dv) + passing + addresses + handing + _beside(problem)
+        # Where sums are handed on, half the rows for a part begun while others are awaited, as ptxas has it.
+        begins = self.hands_on_sums and self.schedule == AHEAD and self.meeting == LATE
+        begun = rows // 2 if begins else 0
+        return (max(d, dv) if self.apart else d + dv) + passing + addresses + begun + _beside(problem)
 
     def producer_registers(self, problem: Problem) -> int:
         """Returns what a thread of the producer keeps."""

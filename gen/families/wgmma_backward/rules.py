@@ -280,8 +280,10 @@ class RuledParameters(RulesOfParts):
             # Only turns that are taken in their order never wait for one that nobody has begun.
             return told + f"for dq_path={BULK} and turns={FREE}, where blocks take keys in their order"
         _, columns = self.query_share(problem)
-        if columns and problem.head_dim % columns:
-            return told + f"{problem.head_dim} columns are no whole shares of {columns}"
+        beyond = problem.head_dim % columns if columns else 0
+        if beyond and (columns != CHUNK or beyond < CHUNK // 2):
+            # Gradients of a share, of two bytes, take the place of what there is of its sums, of four.
+            return told + f"{problem.head_dim} columns are no whole shares of {columns}, nor half one more"
         return None
 
     @rule("registers", after="sums")

@@ -182,7 +182,11 @@ WAYS: dict[str, tuple[WgmmaBackward, Problem]] = {
             turns="free",
             sums="handed_on",
         ),
-        replace(PROBLEM, dtype="f16", head_dim=72, head_dim_v=48),
+        replace(PROBLEM, dtype="f16", head_dim=64, head_dim_v=48),
+    ),
+    "handed on, by columns that are no whole shares": (
+        WgmmaBackward(dq_path="bulk", turns="free", sums="handed_on"),
+        replace(PROBLEM, head_dim=96, head_dim_v=72),
     ),
     "handed on by a lone consumer": (
         WgmmaBackward(
@@ -285,6 +289,13 @@ def test_nothing_is_read_or_written_out_of_bounds(way: str) -> None:
     check(kernel_of(way, scoring=Scoring(window=(9, 5), softcap=5.0)), sanitize=True)
 
 
+#: Has sums of a head's first tile of rows added to those of the head before.
+PLACE_OF_HEAD_BEFORE = (
+    "if (other_head) place = query_sum_at(query_sums_of(args, batch, head)",
+    "if (other_head) place = query_sum_at(query_sums_of(args, batch, head - 1)",
+)
+
+
 @needs_compiler
 @pytest.mark.parametrize(
     ("way", "right", "wrong"),
@@ -306,7 +317,7 @@ def test_nothing_is_read_or_written_out_of_bounds(way: str) -> None:
             (PARTS, "const int column = part * kWeighedRows + ", "const int column = "),
             (PARTS, "[ds_stage][consumer] + 1 * kWeighedRows * kChunk", "[ds_stage][consumer]"),
             (PARTS, "lane / 16) ^ row % 8) * 8", "lane / 16)) * 8"),
-            (AHEAD, "if (other_head) place =", "if (false) place ="),
+            (AHEAD, *PLACE_OF_HEAD_BEFORE),
             (LATE, "barrier_wait(&smem.gradients_full[ds_pipe.stage], ds_pipe.phase);", ""),
             (LATE, "row >= see.begin && ", "row > see.begin && "),
             (LATE, "const RowRange see = h ? rows_of_other", "const RowRange see = h ? rows_of_own"),
@@ -315,15 +326,19 @@ def test_nothing_is_read_or_written_out_of_bounds(way: str) -> None:
                 "if (end_key_of(args, batch, middle) > key)",
                 "if (end_key_of(args, batch, middle) >= key)",
             ),
-            (LATE, "gradients_full[i], 4 * kConsumers)", "gradients_full[i], 4)"),
+            (LATE, "gradients_full[i], kArrivals * 4 * kConsumers)", "gradients_full[i], kArrivals * 4)"),
             (LATE_PARTS, "barrier_wait(&smem.gradients_full[ds_pipe.stage], ds_pipe.phase);", ""),
             (
                 LATE_PARTS,
                 "add_shares(args, place, first_before + ",
                 "add_shares(args, place + 16 * kD, first + ",
             ),
-            (LATE_PARTS, "gradients_full[i], 4 * kConsumers)", "gradients_full[i], 4)"),
-            (LATE_PARTS, "if (other_head) place =", "if (false) place ="),
+            (
+                LATE_PARTS,
+                "gradients_full[i], kArrivals * 4 * kConsumers)",
+                "gradients_full[i], kArrivals * 4)",
+            ),
+            (LATE_PARTS, *PLACE_OF_HEAD_BEFORE),
             (SHARED_SM, "own_key + 8, first_row, end_row", "own_key + 8, first_row, end_row - 1"),
             (CLUSTER, "sums_pipe.step += before;", ""),
             (COLUMNS_IN_CLUSTER, "if (!turn.is_first) add(place);", ""),
@@ -348,14 +363,17 @@ def test_nothing_is_read_or_written_out_of_bounds(way: str) -> None:
             (STAYS_IN_PARTS, "atomicAdd(turns_taken(args), 1)", "atomicAdd(turns_taken(args), 2)"),
             (STAYS_IN_PARTS, "first_key = number % tiles * kBc;", "first_key = 0;"),
             (STAYS_IN_PARTS, "ds_pipe.advance();\n", "\n"),
-            (HANDED_ON, "wait_for_number(number_at(head, first), smem.nth);", ""),
-            (HANDED_ON, "{ return first >= own.end_before; }", "{ return true; }"),
+            (HANDED_ON_IN_PARTS, "wait_for_number(next_keys, keys_before);", ";"),
+            (HANDED_ON, "begins = first >= own.end_before", "begins = true"),
             (HANDED_ON, "first < own.first_behind", "first <= own.first_behind"),
             (HANDED_ON_IN_PARTS, "first >= own.end_before", "first > own.end_before"),
-            (HANDED_ON, "        tma_wait<0>();\n", ""),
+            (HANDED_ON, "    nth -= 2;\n", "    nth = mover;\n"),
+            (HANDED_ON, "write_keys(&maps.dk, moved.kept", "write_keys(&maps.dv, moved.kept"),
+            (HANDED_ON, "sums + row * kD + column * 16, column,", "sums + row * kD, column,"),
+            (HANDED_ON_IN_PARTS, "tile[piece / 8] + (first_of_warp + row)", "tile[piece / 8] + row"),
+            (HANDED_ON, "      tma_wait<0>();\n", ""),
             (HANDED_ON, "if (become == kLast) {", "if (false) {"),
-            (HANDED_ON, "first_place + pipe.stage * (kPassingRows * kD)", "first_place"),
-            (HANDED_ON_IN_PARTS, "first_before + share_row", "first + share_row"),
+            (HANDED_ON, "smem.moved[pipe.stage].sums", "smem.moved[0].sums"),
             ("apart", "if (--left > 0) named_barrier_arrive", "if (false) named_barrier_arrive"),
             ("apart", "factors[e] * (gradient[4 * i + e] - ", "factors[e] * (gradient[4 * i + e] + "),
         ],
@@ -609,7 +627,7 @@ FULL = {
             br=128,
             schedule="ahead",
             parts=2,
-            kept="registers",
+            kept="values",
             dq_path="bulk",
             meeting="late",
             turns="free",

@@ -57,7 +57,7 @@ static_assert(sizeof(AttentionArgs) == 304, "callers from other languages pack t
 
 // The arrays as the copy engine reads and writes them.
 struct TensorMaps {
-  CUtensorMap q, dout, k, v;
+  CUtensorMap q, dout, k, v, dq;
 };
 
 constexpr bool kCausal = FLASHGEN_CAUSAL;
@@ -182,6 +182,11 @@ __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
+// Shows ordinary writes to shared memory to the copy engine and the tensor cores.
+__device__ __forceinline__ void fence_proxy_async() {
+  asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+}
+
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
 }
@@ -198,6 +203,25 @@ __device__ __forceinline__ void tma_load(
       : "memory");
 }
 
+// Writes a box from shared memory to (x, row, head, batch), except for what lies outside.
+__device__ __forceinline__ void tma_store(
+    const CUtensorMap* map, const void* shared, int x, int row, int head, int batch) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+               :
+               : "l"(map), "r"(shared_address(shared)), "r"(x), "r"(row), "r"(head), "r"(batch)
+               : "memory");
+}
+
+__device__ __forceinline__ void tma_commit() {
+  asm volatile("cp.async.bulk.commit_group;" : : : "memory");
+}
+
+// Waits until all but the last kGroups groups of this thread's stores have read what they store.
+template <int kGroups>
+__device__ __forceinline__ void tma_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(kGroups) : "memory");
+}
+
 // Brings bytes that lie side by side to shared memory; counts them towards `barrier`.
 __device__ __forceinline__ void bulk_load(void* shared, const void* global, unsigned bytes, Barrier* barrier) {
   asm volatile(
@@ -205,6 +229,13 @@ __device__ __forceinline__ void bulk_load(void* shared, const void* global, unsi
       :
       : "r"(shared_address(shared)), "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(shared_address(barrier))
       : "memory");
+}
+
+__device__ __forceinline__ void stmatrix_x4(void* row, const unsigned* m) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+               :
+               : "r"(shared_address(row)), "r"(m[0]), "r"(m[1]), "r"(m[2]), "r"(m[3])
+               : "memory");
 }
 
 // Changes how many registers a thread of this warpgroup has, whose four warps all call it.
@@ -510,6 +541,44 @@ constexpr int kArrivals = 1;
 // A warp has done with a stage.
 __device__ __forceinline__ void release(Barrier* empty) {
   if (threadIdx.x % 32 < kArrivals) barrier_arrive(empty);
+}
+
+// Stores a warp's part of gradients, of sixteen rows and times a factor, as the copy engine shall take it: `place_of` has
+// the place of eight columns of a row.
+template <int n, typename Place>
+__device__ __forceinline__ void store_rows(const float (&sum)[n], float factor, Place place_of) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < n; i += 8) {
+    unsigned m[4];
+#pragma unroll
+    for (int j = 0; j < 4 && i + 2 * j < n; ++j) m[j] = pack(sum[i + 2 * j] * factor, sum[i + 2 * j + 1] * factor);
+    // Lanes 0 to 15 name the rows of one column of eight, the others those of the next.
+    Element* const place = place_of(lane % 16, i / 4 + lane / 16);
+    stmatrix_x4(place, m);
+  }
+}
+
+// Has the copy engine write a warp's sixteen rows of gradients, times a factor, from `first_row` on, by way of shared
+// memory that only the warp has need of: chunks of columns, which begin so many elements apart.
+template <int n>
+__device__ __forceinline__ void send_rows(
+    const CUtensorMap* map, Element* staged, int apart, const float (&sum)[n], float factor, int first_row, int head,
+    int batch) {
+  const bool sends = threadIdx.x % 32 == 0;
+  if (sends) tma_wait_read<0>();  // what was there has gone
+  __syncwarp();
+  store_rows(sum, factor, [&](int row, int piece) {
+    return staged + piece / 8 * apart + row * kChunk + (piece % 8 ^ row % 8) * 8;
+  });
+  fence_proxy_async();
+  __syncwarp();
+  if (!sends) return;
+#pragma unroll
+  for (int column = 0; column < 2 * n; column += kChunk) {
+    tma_store(map, staged + column / kChunk * apart, column, first_row, head, batch);
+  }
+  tma_commit();
 }
 
 // Four neighbouring lanes have each a part of four chunks: gives each all parts of one.
@@ -888,8 +957,10 @@ extern "C" __global__ void __launch_bounds__(kQueryThreads, 1)
     k_pipe.advance();
   }
   hold(sum);
-  write_rows(args.dq + batch * args.dq_stride_batch + head * args.dq_stride_head, args.dq_stride_row, first_row + own,
-             end_row, sum, args.scale);
+  // By way of the consumer's own query rows, which nobody reads any more.
+  send_rows(&maps.dq, smem.q[0] + (own + warp % 4 * 16) * kChunk, kBr * kChunk, sum, args.scale,
+            first_row + own + warp % 4 * 16, head, batch);
+  tma_wait_read<0>();
 }
 
 #ifndef __CUDACC_RTC__
@@ -988,6 +1059,11 @@ static int launch_queries(const AttentionArgs* args, cudaStream_t stream, bool& 
       {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 32,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (v_status != cudaSuccess) return v_status;
+  const cudaError_t dq_status = encode_map(
+      &maps.dq, args->dq, {kD, args->seqlen_q, args->num_q_heads, args->batch},
+      {args->dq_stride_row, args->dq_stride_head, args->dq_stride_batch}, 64, 16,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (dq_status != cudaSuccess) return dq_status;
   constexpr size_t smem_bytes = 103424;
   const cudaError_t status =
       cudaFuncSetAttribute(attention_bf16_d192v128_backward_queries, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
@@ -1025,6 +1101,11 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& b
       {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 32,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (v_status != cudaSuccess) return v_status;
+  const cudaError_t dq_status = encode_map(
+      &maps.dq, args->dq, {kD, args->seqlen_q, args->num_q_heads, args->batch},
+      {args->dq_stride_row, args->dq_stride_head, args->dq_stride_batch}, 64, 16,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (dq_status != cudaSuccess) return dq_status;
   constexpr size_t smem_bytes = sizeof(SharedStorage);
   const cudaError_t status =
       cudaFuncSetAttribute(attention_bf16_d192v128_backward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);

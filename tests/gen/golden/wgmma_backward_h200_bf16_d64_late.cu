@@ -58,7 +58,7 @@ static_assert(sizeof(AttentionArgs) == 304, "callers from other languages pack t
 
 // The arrays as the copy engine reads and writes them.
 struct TensorMaps {
-  CUtensorMap q, dout, k, v;
+  CUtensorMap q, dout, k, v, dk, dv;
 };
 
 constexpr bool kCausal = FLASHGEN_CAUSAL;
@@ -98,7 +98,7 @@ struct SharedStorage {
   alignas(1024) PassingRows dout[kDoutStages][kDvChunks];
   alignas(1024) PassingRows gradients[kDsStages][kBc / kChunk];  // of scores, a row for each query row
   // Sums on their way to memory, by warp.
-  alignas(128) float shares[kConsumers][4][kShareTiles][16 * kShareColumns];
+  alignas(1024) float shares[kConsumers][4][kShareTiles][16 * kShareColumns];
   alignas(16) float lse[kQStages][kPassingRows], delta[kDoutStages][kPassingRows];
   // A stage is full once its bytes have arrived, and empty once every warp of consumers has done with it.
   Barrier kept_full, q_full[kQStages], q_empty[kQStages], dout_full[kDoutStages], dout_empty[kDoutStages];
@@ -184,6 +184,15 @@ __device__ __forceinline__ void tma_load(
       : "memory");
 }
 
+// Writes a box from shared memory to (x, row, head, batch), except for what lies outside.
+__device__ __forceinline__ void tma_store(
+    const CUtensorMap* map, const void* shared, int x, int row, int head, int batch) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+               :
+               : "l"(map), "r"(shared_address(shared)), "r"(x), "r"(row), "r"(head), "r"(batch)
+               : "memory");
+}
+
 // Brings bytes that lie side by side to shared memory; counts them towards `barrier`.
 __device__ __forceinline__ void bulk_load(void* shared, const void* global, unsigned bytes, Barrier* barrier) {
   asm volatile(
@@ -220,6 +229,13 @@ __device__ __forceinline__ void ldmatrix_x4(unsigned* m, const void* row) {
 
 __device__ __forceinline__ void stmatrix_x4_trans(void* row, const unsigned* m) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+               :
+               : "r"(shared_address(row)), "r"(m[0]), "r"(m[1]), "r"(m[2]), "r"(m[3])
+               : "memory");
+}
+
+__device__ __forceinline__ void stmatrix_x4(void* row, const unsigned* m) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                :
                : "r"(shared_address(row)), "r"(m[0]), "r"(m[1]), "r"(m[2]), "r"(m[3])
                : "memory");
@@ -557,6 +573,44 @@ constexpr int kArrivals = 1;
 // A warp has done with a stage.
 __device__ __forceinline__ void release(Barrier* empty) {
   if (threadIdx.x % 32 < kArrivals) barrier_arrive(empty);
+}
+
+// Stores a warp's part of gradients, of sixteen rows and times a factor, as the copy engine shall take it: `place_of` has
+// the place of eight columns of a row.
+template <int n, typename Place>
+__device__ __forceinline__ void store_rows(const float (&sum)[n], float factor, Place place_of) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < n; i += 8) {
+    unsigned m[4];
+#pragma unroll
+    for (int j = 0; j < 4 && i + 2 * j < n; ++j) m[j] = pack(sum[i + 2 * j] * factor, sum[i + 2 * j + 1] * factor);
+    // Lanes 0 to 15 name the rows of one column of eight, the others those of the next.
+    Element* const place = place_of(lane % 16, i / 4 + lane / 16);
+    stmatrix_x4(place, m);
+  }
+}
+
+// Has the copy engine write a warp's sixteen rows of gradients, times a factor, from `first_row` on, by way of shared
+// memory that only the warp has need of: chunks of columns, which begin so many elements apart.
+template <int n>
+__device__ __forceinline__ void send_rows(
+    const CUtensorMap* map, Element* staged, int apart, const float (&sum)[n], float factor, int first_row, int head,
+    int batch) {
+  const bool sends = threadIdx.x % 32 == 0;
+  if (sends) tma_wait_read<0>();  // what was there has gone
+  __syncwarp();
+  store_rows(sum, factor, [&](int row, int piece) {
+    return staged + piece / 8 * apart + row * kChunk + (piece % 8 ^ row % 8) * 8;
+  });
+  fence_proxy_async();
+  __syncwarp();
+  if (!sends) return;
+#pragma unroll
+  for (int column = 0; column < 2 * n; column += kChunk) {
+    tma_store(map, staged + column / kChunk * apart, column, first_row, head, batch);
+  }
+  tma_commit();
 }
 
 // Four neighbouring lanes have each a part of four chunks: gives each all parts of one.
@@ -951,11 +1005,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   }
   hold(sum_k);
   hold(sum_v);
+  send_rows(&maps.dk, reinterpret_cast<Element*>(smem.shares[consumer][warp % 4]), 16 * kChunk, sum_k, args.scale,
+            first_key + own + warp % 4 * 16, kv_head, batch);
+  send_rows(&maps.dv, reinterpret_cast<Element*>(smem.shares[consumer][warp % 4]), 16 * kChunk, sum_v, 1.0f,
+            first_key + own + warp % 4 * 16, kv_head, batch);
   tma_wait_read<0>();
-  write_rows(args.dk + batch * args.dk_stride_batch + kv_head * args.dk_stride_head, args.dk_stride_row, first_key + own,
-             end_key, sum_k, args.scale);
-  write_rows(args.dv + batch * args.dv_stride_batch + kv_head * args.dv_stride_head, args.dv_stride_row, first_key + own,
-             end_key, sum_v, 1.0f);
 }
 
 // Gradients of query rows: what all blocks have added up, times scores' scale; a warp writes 16 rows.
@@ -1076,6 +1130,16 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& b
       {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 128,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (v_status != cudaSuccess) return v_status;
+  const cudaError_t dk_status = encode_map(
+      &maps.dk, any_keys ? args->dk : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
+      {args->dk_stride_row, args->dk_stride_head, args->dk_stride_batch}, 64, 16,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (dk_status != cudaSuccess) return dk_status;
+  const cudaError_t dv_status = encode_map(
+      &maps.dv, any_keys ? args->dv : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
+      {args->dv_stride_row, args->dv_stride_head, args->dv_stride_batch}, 64, 16,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (dv_status != cudaSuccess) return dv_status;
   constexpr size_t smem_bytes = sizeof(SharedStorage);
   const cudaError_t status =
       cudaFuncSetAttribute(attention_bf16_d64_backward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);

@@ -57,7 +57,7 @@ static_assert(sizeof(AttentionArgs) == 304, "callers from other languages pack t
 
 // The arrays as the copy engine reads and writes them.
 struct TensorMaps {
-  CUtensorMap q, dout, k, v;
+  CUtensorMap q, dout, k, v, dq, dk, dv;
 };
 
 constexpr bool kCausal = FLASHGEN_CAUSAL;
@@ -66,7 +66,6 @@ using Barrier = unsigned long long;
 constexpr int kD = 128, kDv = 128;  // head dims of keys and of values
 constexpr int kVec = 8;  // elements that strides must be multiples of, for the copy engine
 
-constexpr int kWarpgroup = 128;  // threads of a warpgroup
 constexpr int kBc = 128;  // keys that a block keeps, whose gradients it makes
 constexpr int kPassingRows = 64;  // query rows that pass by them at a time
 constexpr int kConsumers = 2;  // warpgroups that compute, beside the producer
@@ -171,6 +170,11 @@ __device__ __forceinline__ void barrier_wait(Barrier* barrier, unsigned parity) 
       : "memory");
 }
 
+// Shows ordinary writes to shared memory to the copy engine and the tensor cores.
+__device__ __forceinline__ void fence_proxy_async() {
+  asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+}
+
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
 }
@@ -187,6 +191,25 @@ __device__ __forceinline__ void tma_load(
       : "memory");
 }
 
+// Writes a box from shared memory to (x, row, head, batch), except for what lies outside.
+__device__ __forceinline__ void tma_store(
+    const CUtensorMap* map, const void* shared, int x, int row, int head, int batch) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+               :
+               : "l"(map), "r"(shared_address(shared)), "r"(x), "r"(row), "r"(head), "r"(batch)
+               : "memory");
+}
+
+__device__ __forceinline__ void tma_commit() {
+  asm volatile("cp.async.bulk.commit_group;" : : : "memory");
+}
+
+// Waits until all but the last kGroups groups of this thread's stores have read what they store.
+template <int kGroups>
+__device__ __forceinline__ void tma_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(kGroups) : "memory");
+}
+
 // Brings bytes that lie side by side to shared memory; counts them towards `barrier`.
 __device__ __forceinline__ void bulk_load(void* shared, const void* global, unsigned bytes, Barrier* barrier) {
   asm volatile(
@@ -194,6 +217,13 @@ __device__ __forceinline__ void bulk_load(void* shared, const void* global, unsi
       :
       : "r"(shared_address(shared)), "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(shared_address(barrier))
       : "memory");
+}
+
+__device__ __forceinline__ void stmatrix_x4(void* row, const unsigned* m) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+               :
+               : "r"(shared_address(row)), "r"(m[0]), "r"(m[1]), "r"(m[2]), "r"(m[3])
+               : "memory");
 }
 
 // Changes how many registers a thread of this warpgroup has, whose four warps all call it.
@@ -464,49 +494,42 @@ __device__ __forceinline__ void release(Barrier* empty) {
   if (threadIdx.x % 32 < kArrivals) barrier_arrive(empty);
 }
 
-// Four neighbouring lanes have each a part of four chunks: gives each all parts of one.
-__device__ __forceinline__ uint4 exchange_quarters(const unsigned (&part)[4]) {
-  const bool odd = threadIdx.x % 2, upper = threadIdx.x / 2 % 2;
-  unsigned all[4];
+// Stores a warp's part of gradients, of sixteen rows and times a factor, as the copy engine shall take it: `place_of` has
+// the place of eight columns of a row.
+template <int n, typename Place>
+__device__ __forceinline__ void store_rows(const float (&sum)[n], float factor, Place place_of) {
+  const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int i = 0; i < 4; i += 2) {
-    const unsigned other = __shfl_xor_sync(0xffffffffu, odd ? part[i] : part[i + 1], 1);
-    all[i] = odd ? other : part[i];
-    all[i + 1] = odd ? part[i + 1] : other;
-  }
+  for (int i = 0; i < n; i += 8) {
+    unsigned m[4];
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const unsigned other = __shfl_xor_sync(0xffffffffu, upper ? all[i] : all[i + 2], 2);
-    all[i] = upper ? other : all[i];
-    all[i + 2] = upper ? all[i + 2] : other;
+    for (int j = 0; j < 4 && i + 2 * j < n; ++j) m[j] = pack(sum[i + 2 * j] * factor, sum[i + 2 * j + 1] * factor);
+    // Lanes 0 to 15 name the rows of one column of eight, the others those of the next.
+    Element* const place = place_of(lane % 16, i / 4 + lane / 16);
+    stmatrix_x4(place, m);
   }
-  return make_uint4(all[0], all[1], all[2], all[3]);
 }
 
-// Writes a thread's part of 64 rows, from `first_row` on and before `end`, times a factor: eight columns at once, and of
-// the last ones two where there are not four times eight.
+// Has the copy engine write a warp's sixteen rows of gradients, times a factor, from `first_row` on, by way of shared
+// memory that only the warp has need of: chunks of columns, which begin so many elements apart.
 template <int n>
-__device__ __forceinline__ void write_rows(
-    Element* array, long long stride, int first_row, int end, const float (&sum)[n], float factor) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x % kWarpgroup / 32;
+__device__ __forceinline__ void send_rows(
+    const CUtensorMap* map, Element* staged, int apart, const float (&sum)[n], float factor, int first_row, int head,
+    int batch) {
+  const bool sends = threadIdx.x % 32 == 0;
+  if (sends) tma_wait_read<0>();  // what was there has gone
+  __syncwarp();
+  store_rows(sum, factor, [&](int row, int piece) {
+    return staged + piece / 8 * apart + row * kChunk + (piece % 8 ^ row % 8) * 8;
+  });
+  fence_proxy_async();
+  __syncwarp();
+  if (!sends) return;
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int row = first_row + 16 * warp + lane / 4 + 8 * h;
-    Element* const target = array + row * stride;
-#pragma unroll
-    for (int i = 2 * h; i + 12 < n; i += 16) {
-      const unsigned parts[4] = {
-          pack(sum[i] * factor, sum[i + 1] * factor), pack(sum[i + 4] * factor, sum[i + 5] * factor),
-          pack(sum[i + 8] * factor, sum[i + 9] * factor), pack(sum[i + 12] * factor, sum[i + 13] * factor)};
-      const uint4 columns = exchange_quarters(parts);
-      if (row < end) *reinterpret_cast<uint4*>(target + (i / 4 + lane % 4) * 8) = columns;
-    }
-#pragma unroll
-    for (int i = n / 16 * 16 + 2 * h; i < n; i += 4) {
-      const unsigned two = pack(sum[i] * factor, sum[i + 1] * factor);
-      if (row < end) *reinterpret_cast<unsigned*>(target + i / 4 * 8 + lane % 4 * 2) = two;
-    }
+  for (int column = 0; column < 2 * n; column += kChunk) {
+    tma_store(map, staged + column / kChunk * apart, column, first_row, head, batch);
   }
+  tma_commit();
 }
 
 // Leaves of each row its log-sum-exp and the sum of dout * o, less the gradient of the log-sum-exp; 16 lanes do a row.
@@ -695,10 +718,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   }
   hold(sum_k);
   hold(sum_v);
-  write_rows(args.dk + batch * args.dk_stride_batch + kv_head * args.dk_stride_head, args.dk_stride_row, first_key + own,
-             end_key, sum_k, args.scale);
-  write_rows(args.dv + batch * args.dv_stride_batch + kv_head * args.dv_stride_head, args.dv_stride_row, first_key + own,
-             end_key, sum_v, 1.0f);
+  send_rows(&maps.dk, smem.k[0] + (own + warp % 4 * 16) * kChunk, kBc * kChunk, sum_k, args.scale,
+            first_key + own + warp % 4 * 16, kv_head, batch);
+  send_rows(&maps.dv, smem.v[0] + (own + warp % 4 * 16) * kChunk, kBc * kChunk, sum_v, 1.0f,
+            first_key + own + warp % 4 * 16, kv_head, batch);
+  tma_wait_read<0>();
 }
 
 // Gradients of query rows: the block keeps kBr of them, each consumer 64, and the keys that they see pass by.
@@ -813,8 +837,10 @@ extern "C" __global__ void __launch_bounds__(kQueryThreads, 1)
     k_pipe.advance();
   }
   hold(sum);
-  write_rows(args.dq + batch * args.dq_stride_batch + head * args.dq_stride_head, args.dq_stride_row, first_row + own,
-             end_row, sum, args.scale);
+  // By way of the consumer's own query rows, which nobody reads any more.
+  send_rows(&maps.dq, smem.q[0] + (own + warp % 4 * 16) * kChunk, kBr * kChunk, sum, args.scale,
+            first_row + own + warp % 4 * 16, head, batch);
+  tma_wait_read<0>();
 }
 
 #ifndef __CUDACC_RTC__
@@ -913,6 +939,21 @@ static int launch_queries(const AttentionArgs* args, cudaStream_t stream, bool& 
       {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 64,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (v_status != cudaSuccess) return v_status;
+  const cudaError_t dq_status = encode_map(
+      &maps.dq, args->dq, {kD, args->seqlen_q, args->num_q_heads, args->batch},
+      {args->dq_stride_row, args->dq_stride_head, args->dq_stride_batch}, 64, 16,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (dq_status != cudaSuccess) return dq_status;
+  const cudaError_t dk_status = encode_map(
+      &maps.dk, any_keys ? args->dk : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
+      {args->dk_stride_row, args->dk_stride_head, args->dk_stride_batch}, 64, 16,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (dk_status != cudaSuccess) return dk_status;
+  const cudaError_t dv_status = encode_map(
+      &maps.dv, any_keys ? args->dv : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
+      {args->dv_stride_row, args->dv_stride_head, args->dv_stride_batch}, 64, 16,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (dv_status != cudaSuccess) return dv_status;
   constexpr size_t smem_bytes = 132096;
   const cudaError_t status =
       cudaFuncSetAttribute(attention_f16_d128_backward_queries, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
@@ -950,6 +991,21 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& b
       {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 64,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (v_status != cudaSuccess) return v_status;
+  const cudaError_t dq_status = encode_map(
+      &maps.dq, args->dq, {kD, args->seqlen_q, args->num_q_heads, args->batch},
+      {args->dq_stride_row, args->dq_stride_head, args->dq_stride_batch}, 64, 16,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (dq_status != cudaSuccess) return dq_status;
+  const cudaError_t dk_status = encode_map(
+      &maps.dk, any_keys ? args->dk : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
+      {args->dk_stride_row, args->dk_stride_head, args->dk_stride_batch}, 64, 16,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (dk_status != cudaSuccess) return dk_status;
+  const cudaError_t dv_status = encode_map(
+      &maps.dv, any_keys ? args->dv : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
+      {args->dv_stride_row, args->dv_stride_head, args->dv_stride_batch}, 64, 16,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (dv_status != cudaSuccess) return dv_status;
   constexpr size_t smem_bytes = sizeof(SharedStorage);
   const cudaError_t status =
       cudaFuncSetAttribute(attention_f16_d128_backward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
