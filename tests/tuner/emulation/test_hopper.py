@@ -1171,6 +1171,24 @@ def test_blocks_hand_on_what_is_in_memory():
         np.testing.assert_array_equal(found.view(np.float32), 31.0 * np.arange(128))
 
 
+#: A thread that awaits what another one of its block leaves, in whatever order warps run.
+LEFT_IN_BLOCK_DEVICE = "__device__ int left[3];"
+LEFT_IN_BLOCK_BODY = """
+  if (i == 64) {
+    wait_for_number(&left[blockIdx.x], 7);
+    out[blockIdx.x] = 1 + blockIdx.x;
+  }
+  if (i == 0) leave_number(&left[blockIdx.x], 7);
+"""
+
+
+def test_a_block_goes_on_while_a_thread_awaits_a_number():
+    build = warpgroups.emulated(LEFT_IN_BLOCK_BODY, device=LEFT_IN_BLOCK_DEVICE, blocks=3)
+    for seed in range(6):
+        found = warpgroups.run(build, np.zeros(1, np.uint32), np.zeros(3, np.uint32), seed=seed)
+        np.testing.assert_array_equal(found, [1, 2, 3])
+
+
 STORED_BODY = """
   float* words = reinterpret_cast<float*>(shared_bytes);
   words[i] = float(i);
