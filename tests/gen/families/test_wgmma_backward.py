@@ -643,7 +643,12 @@ FULL = {
         64,
         64,
     ),
-    "128, cluster": (WgmmaBackward(dq_path="cluster", cluster=4, heads=2), 128, 128),
+    # With two of them ptxas serializes its products.
+    "128, cluster, a stage of sums": (
+        WgmmaBackward(dq_path="cluster", cluster=4, heads=2, sum_stages=1),
+        128,
+        128,
+    ),
     "256, sums": (WgmmaBackward(bc=64, apart=True, dq_path="bulk", dout_stages=1), 256, 256),
     "256": (WgmmaBackward(bc=64, apart=True, keys=64, k_stages=1, v_stages=1), 256, 256),
 }
