@@ -728,6 +728,14 @@ __device__ __forceinline__ void start_shares(
   wgmma_commit();
 }
 
+// A warp has done what it had to where movers opened shared memory.
+__device__ __forceinline__ void leave_to_mover(SharedStorage& smem, PipelineState<2>& pipe) {
+  fence_proxy_async();
+  __syncwarp();
+  release(&smem.sums_done[pipe.stage]);
+  pipe.advance();
+}
+
 // Has a warp's share of a tile's sums, once it is made, where it is moved from, or the gradients that it is the last part
 // of. `sixteen` and `column`: with which sixteen rows of the tile and which column the share begins.
 __device__ __forceinline__ void hand_on_share(
@@ -736,8 +744,7 @@ __device__ __forceinline__ void hand_on_share(
 #pragma unroll
   for (int tile = 0; tile < kShareTiles; ++tile) hold(shares[tile]);
   barrier_wait(&smem.sums_open[pipe.stage], pipe.phase);
-  float* const share = smem.moved[pipe.stage].sums + sixteen * 16 * kD + column * 16;
-  float* const place = share + threadIdx.x % 32 * 4;
+  float* const place = query_sum_at(smem.moved[pipe.stage].sums, sixteen, column / 8);
   const int become = smem.become[pipe.stage];
   if (become == kHandedOn) {
 #pragma unroll
@@ -760,16 +767,14 @@ __device__ __forceinline__ void hand_on_share(
         }
         __syncwarp();  // all lanes have read what gradients take the place of
       }
-      Element* const rows = reinterpret_cast<Element*>(share + tile * 64 * kD);
+      // The warp's, of which a lane has four sums at its place.
+      Element* const rows = reinterpret_cast<Element*>(place + tile * 64 * kD - threadIdx.x % 32 * 4);
       store_rows(shares[tile], scale, [&](int row, int piece) {
         return rows + row * kShareColumns + (piece ^ row % 8) * 8;
       });
     }
   }
-  fence_proxy_async();
-  __syncwarp();
-  release(&smem.sums_done[pipe.stage]);
-  pipe.advance();
+  leave_to_mover(smem, pipe);
 }
 
 // Has a consumer's gradients of keys or of values, times a factor, where they are moved from; `first`: their first row.
@@ -782,10 +787,7 @@ __device__ __forceinline__ void leave_rows(
   store_rows(sum, factor, [&](int row, int piece) {
     return tile[piece / 8] + (first_of_warp + row) * kChunk + (piece % 8 ^ row % 8) * 8;
   });
-  fence_proxy_async();
-  __syncwarp();
-  release(&smem.sums_done[pipe.stage]);
-  pipe.advance();
+  leave_to_mover(smem, pipe);
 }
 
 // What movers know of a turn.
@@ -1329,4 +1331,4 @@ extern "C" int attention_bf16_d128_backward_window(const AttentionArgs* args, cu
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 1, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 16384, "seqlen_k": 16384, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto", "scoring": {"window": [127, 0]}, "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 64, "schedule": "together", "parts": 1, "kept": "shared", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "heaviest_first", "meeting": "at_once", "ranges": "of_keys", "min_blocks": 1, "turns": "free", "sums": "handed_on", "walk": "up"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_backward_window", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 231424, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "9d16d14902557733", "figures": [2421, 1242]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 1, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 16384, "seqlen_k": 16384, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto", "scoring": {"window": [127, 0]}, "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 64, "schedule": "together", "parts": 1, "kept": "shared", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "heaviest_first", "meeting": "at_once", "ranges": "of_keys", "min_blocks": 1, "turns": "free", "sums": "handed_on", "walk": "up"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_backward_window", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 231424, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "ddc9d5b70630a6c8", "figures": [2421, 1242]}

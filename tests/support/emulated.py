@@ -144,5 +144,5 @@ def assert_tidy(source: str, name: str, *, longest: int = 120) -> None:
     words = Counter(re.findall(r"\w+", code))
     for defined in re.findall(r"\bconstexpr \w+ (k\w+) =", code):
         assert words[defined] > 1, f"{name}: {defined} is never used"
-    for defined in re.findall(r"__forceinline__ \w+ (\w+)\(", code):
+    for defined in re.findall(r"__forceinline__ \w+[*&]? (\w+)\(", code):
         assert words[defined] > 1, f"{name}: {defined}() is never called"

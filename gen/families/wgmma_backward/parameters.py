@@ -328,7 +328,7 @@ class Parameters(GradientVariant):
             # One tile's are moved while the next one's are made, and gradients of keys and values likewise.
             of_rows = ITEM_BYTES["f32"] * self.br * problem.head_dim
             moved = max(of_rows, CHUNK_BYTES * self.bc * max(d, dv))
-            sums = 2 * (-(-moved // ALIGNMENT) * ALIGNMENT)
+            sums = 2 * _storage(moved, 0)
             barriers += 4 + 8  # as large are two numbers, of sixteen
         if self.sums_in_cluster:
             sums = ITEM_BYTES["f32"] * self.sum_stages * self.br * problem.head_dim

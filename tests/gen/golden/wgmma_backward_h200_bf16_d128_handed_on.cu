@@ -677,6 +677,14 @@ __device__ __forceinline__ void start_shares(
   wgmma_commit();
 }
 
+// A warp has done what it had to where movers opened shared memory.
+__device__ __forceinline__ void leave_to_mover(SharedStorage& smem, PipelineState<2>& pipe) {
+  fence_proxy_async();
+  __syncwarp();
+  release(&smem.sums_done[pipe.stage]);
+  pipe.advance();
+}
+
 // Has a warp's share of a tile's sums, once it is made, where it is moved from, or the gradients that it is the last part
 // of. `sixteen` and `column`: with which sixteen rows of the tile and which column the share begins.
 __device__ __forceinline__ void hand_on_share(
@@ -685,8 +693,7 @@ __device__ __forceinline__ void hand_on_share(
 #pragma unroll
   for (int tile = 0; tile < kShareTiles; ++tile) hold(shares[tile]);
   barrier_wait(&smem.sums_open[pipe.stage], pipe.phase);
-  float* const share = smem.moved[pipe.stage].sums + sixteen * 16 * kD + column * 16;
-  float* const place = share + threadIdx.x % 32 * 4;
+  float* const place = query_sum_at(smem.moved[pipe.stage].sums, sixteen, column / 8);
   const int become = smem.become[pipe.stage];
   if (become == kHandedOn) {
 #pragma unroll
@@ -709,16 +716,14 @@ __device__ __forceinline__ void hand_on_share(
         }
         __syncwarp();  // all lanes have read what gradients take the place of
       }
-      Element* const rows = reinterpret_cast<Element*>(share + tile * 64 * kD);
+      // The warp's, of which a lane has four sums at its place.
+      Element* const rows = reinterpret_cast<Element*>(place + tile * 64 * kD - threadIdx.x % 32 * 4);
       store_rows(shares[tile], scale, [&](int row, int piece) {
         return rows + row * kShareColumns + (piece ^ row % 8) * 8;
       });
     }
   }
-  fence_proxy_async();
-  __syncwarp();
-  release(&smem.sums_done[pipe.stage]);
-  pipe.advance();
+  leave_to_mover(smem, pipe);
 }
 
 // Has a consumer's gradients of keys or of values, times a factor, where they are moved from; `first`: their first row.
@@ -731,10 +736,7 @@ __device__ __forceinline__ void leave_rows(
   store_rows(sum, factor, [&](int row, int piece) {
     return tile[piece / 8] + (first_of_warp + row) * kChunk + (piece % 8 ^ row % 8) * 8;
   });
-  fence_proxy_async();
-  __syncwarp();
-  release(&smem.sums_done[pipe.stage]);
-  pipe.advance();
+  leave_to_mover(smem, pipe);
 }
 
 // What movers know of a turn.
