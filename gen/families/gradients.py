@@ -7,7 +7,7 @@ from typing import Any
 
 from ..formula.derivative import derivative
 from ..handover.plan import Plan
-from ..handover.query_sums import postprocess_launch, query_sums_region
+from ..handover.query_sums import TILE_ROWS, postprocess_launch, query_sums_region
 from ..handover.statistics import (
     STATISTICS_ROWS,
     STATISTICS_THREADS,
@@ -113,9 +113,11 @@ class GradientVariant(Variant):
 
     def workspace_of(self, problem: Problem, main: Launch) -> Workspace:
         """Returns what launches leave those behind them."""
-        columns = self.summed_columns(problem)
-        sums = (query_sums_region(columns, self._packed_tile(problem)),) if columns else ()
-        regions = statistics_regions(self.statistics_tile, packed=problem.layout.is_packed)
+        columns, packed = self.summed_columns(problem), problem.layout.is_packed
+        # Those that are handed on go by whole tiles of the rows that pass by, as statistics do.
+        tile = self.statistics_tile if packed or self.hands_on_sums else TILE_ROWS
+        sums = (query_sums_region(columns, tile, packed=packed),) if columns else ()
+        regions = statistics_regions(self.statistics_tile, packed=packed)
         return Workspace((*regions, *sums))
 
     def tile_lists(self, problem: Problem, limits: DeviceLimits) -> None:

@@ -22,13 +22,13 @@ TILE_ROWS = 16
 POSTPROCESS_THREADS, POSTPROCESS_ROWS = 128, 64
 
 
-def query_sums_region(columns: int, packed_tile: int = 0) -> Region:
-    """Returns where in a workspace sums of so many columns are; with ``packed_tile`` those of packed
-    sequences, filled up to tiles of so many rows."""
-    if packed_tile:
-        rows = Q_HEADS * filled_rows(packed_tile)
+def query_sums_region(columns: int, tile: int = TILE_ROWS, *, packed: bool = False) -> Region:
+    """Returns where in a workspace sums of so many columns are: of each head's rows, or where sequences are
+    ``packed`` of each sequence's, filled up to tiles of so many."""
+    if packed:
+        rows = Q_HEADS * filled_rows(tile)
     else:
-        rows = BATCH * Q_HEADS * (divided_up(ROWS, Constant(TILE_ROWS)) * TILE_ROWS)
+        rows = BATCH * Q_HEADS * (divided_up(ROWS, Constant(tile)) * tile)
     return Region(QUERY_SUMS, rows * columns, "sums of the queries' gradients, unscaled")
 
 

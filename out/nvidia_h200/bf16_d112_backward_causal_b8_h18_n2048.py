@@ -206,7 +206,7 @@ GRADIENTS: tuple[Tuned, ...] = (
                 batch * num_q_heads * ((seqlen_q + 63) // 64 * 64)
             ),
             lambda batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k: (
-                batch * num_q_heads * ((seqlen_q + 15) // 16 * 16) * 112
+                batch * num_q_heads * ((seqlen_q + 63) // 64 * 64) * 112
             ),
             lambda batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k: 1,
             lambda batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k: (
@@ -219,7 +219,7 @@ GRADIENTS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = GRADIENTS[0].problem, GRADIENTS[0].variant, GRADIENTS[0].device
 MEASUREMENT = GRADIENTS[0].measurement
 
-_bound = Gradients(GRADIENTS, operator="attention_bf16_d112_backward_5502379d")
+_bound = Gradients(GRADIENTS, operator="attention_bf16_d112_backward_63b4fe1d")
 gradients, explain, use, register_torch = _bound.gradients, _bound.explain, _bound.use, _bound.register_torch
 
 if __name__ == "__main__":

@@ -146,10 +146,10 @@ struct SharedStorage {
   Barrier kept_full, q_full[kQStages], q_empty[kQStages], dout_full[kDoutStages], dout_empty[kDoutStages];
   Barrier kept_empty;  // once every warp of consumers has read what it needs of keys and values
   Barrier next_full, next_empty;  // once the producer has told the next turn, and every warp of consumers has read it
-  int next;
+  int next;  // -1: none
   Barrier sums_open[2], sums_done[2];  // once it is known what becomes of them, and once every warp of consumers has done it
   int become[2];
-  HandedTurn turns[2];  // of movers, whose threads have few registers
+  HandedTurn next_handed, turns[2];  // what comes with the next turn, and movers' own, whose threads have few registers
 };
 
 static_assert(sizeof(SharedStorage) == 231424, "the size that pruning counted on");
@@ -538,7 +538,7 @@ __device__ __forceinline__ float* delta_of(const AttentionArgs& args, int batch,
 // Sums of the gradients of a head's queries, before scores' scale: tiles of 16 rows by 8 columns, as products leave them,
 // which blocks hand on.
 __device__ __forceinline__ long long num_query_sums(const AttentionArgs& args) {
-  return (args.seqlen_q + 15) / 16 * (16LL * 128);
+  return filled_rows(args) * 128LL;
 }
 __device__ __forceinline__ float* query_sums_of(const AttentionArgs& args, int batch, int head) {
   const long long batches = args.batch;
@@ -558,7 +558,7 @@ __device__ __forceinline__ int* next_keys_of(const AttentionArgs& args, int batc
   return reinterpret_cast<int*>(
              args.workspace + (batches * args.num_q_heads * ((args.seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
              (batches * args.num_q_heads * ((args.seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
-             (batches * args.num_q_heads * ((args.seqlen_q + 15) / 16 * 16) * 128 + 63) / 64 * 64 + 64) +
+             (batches * args.num_q_heads * ((args.seqlen_q + 63) / 64 * 64) * 128 + 63) / 64 * 64 + 64) +
          (static_cast<long long>(batch) * args.num_q_heads + head) * tiles;
 }
 
@@ -790,7 +790,7 @@ __device__ __forceinline__ void leave_rows(
   leave_to_mover(smem, pipe);
 }
 
-// What movers know of a turn.
+// What movers are told of a turn.
 __device__ __forceinline__ HandedTurn find_handed(const AttentionArgs& args, const Turn& turn) {
   HandedTurn found{turn.batch, turn.kv_head, turn.first_key, turn.first_row, max(turn.of_head, 0), 0, 0x7fffffff};
   int first_row, end_row;
@@ -806,15 +806,9 @@ __device__ __forceinline__ HandedTurn find_handed(const AttentionArgs& args, con
 }
 
 // Where memory has sums of a tile of rows.
-struct MovedSums {
-  float* place;
-  unsigned bytes;
-
-  __device__ __forceinline__ MovedSums(const AttentionArgs& args, int batch, int head, int first) {
-    place = query_sums_of(args, batch, head) + 1LL * first * kD;
-    bytes = min(kPassingRows, (args.seqlen_q - first + 15) / 16 * 16) * kD * sizeof(float);
-  }
-};
+__device__ __forceinline__ float* sums_of_tile(const AttentionArgs& args, int batch, int head, int first) {
+  return query_sums_of(args, batch, head) + 1LL * first * kD;
+}
 
 // Starts to write gradients of all of a tile's rows, by what a warp has made of them.
 __device__ __forceinline__ void write_queries(
@@ -849,11 +843,10 @@ __device__ __forceinline__ void hand_on_sums(
 #pragma unroll 1
   while (true) {
     barrier_wait(&smem.next_full, next_phase);
-    const int number = smem.next;
+    if (smem.next < 0) break;
+    own = smem.next_handed;
     barrier_arrive(&smem.next_empty);
     next_phase ^= 1;
-    if (number >= Turn::count(args)) break;
-    own = find_handed(args, Turn(args, number));
     const int keys_before = Turn::tiles_of_keys(args) - 1 - own.first_key / kBc;  // tiles of them
     int* told = nullptr;  // where others are told of sums, once these are in memory
     const auto tell = [&] {
@@ -888,9 +881,8 @@ __device__ __forceinline__ void hand_on_sums(
       if (ends && !begins) {
         tell();
         wait_for_number(next_keys, keys_before);
-        const MovedSums sums(args, own.batch, head, first);
-        barrier_expect(open, sums.bytes);
-        bulk_load(moved.sums, sums.place, sums.bytes, open);
+        barrier_expect(open, sizeof(moved.sums));
+        bulk_load(moved.sums, sums_of_tile(args, own.batch, head, first), sizeof(moved.sums), open);
       } else {
         // Consumers need not wait for what is told to others.
         barrier_arrive(open);
@@ -904,8 +896,8 @@ __device__ __forceinline__ void hand_on_sums(
         tma_wait_read<0>();
         continue;
       }
-      const MovedSums sums(args, own.batch, head, first);
-      if (begins) bulk_store(sums.place, moved.sums, sums.bytes); else bulk_add(sums.place, moved.sums, sums.bytes);
+      float* const sums = sums_of_tile(args, own.batch, head, first);
+      if (begins) bulk_store(sums, moved.sums, sizeof(moved.sums)); else bulk_add(sums, moved.sums, sizeof(moved.sums));
       tma_commit();
       tma_wait_read<0>();
       told = next_keys;
@@ -1012,7 +1004,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   PipelineState<kQStages> q_pipe;
   PipelineState<kDoutStages> dout_pipe;
   unsigned kept_phase = 0, next_phase = 0;
-  const int count = Turn::count(args);
   if (warp < 4) {
     give_registers<40>();
     if ((warp == 1 || warp == 2) && elect_one()) hand_on_sums(args, maps, smem, warp - 1);
@@ -1022,9 +1013,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     prefetch_map(&maps.q);
     prefetch_map(&maps.dout);
     // Turns are taken in their order from the first on: none waits for one that nobody has begun.
+    const int count = Turn::count(args);
     int number = atomicAdd(turns_taken(args), 1);
     barrier_wait(&smem.next_empty, next_phase ^ 1);
-    smem.next = number;
+    smem.next = number < count ? number : -1;
+    if (number < count) smem.next_handed = find_handed(args, Turn(args, number));
     barrier_arrive(&smem.next_full);
     next_phase ^= 1;
 #pragma unroll 1
@@ -1062,7 +1055,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       // Not before: others would wait for a turn that this block has taken and not begun.
       number = atomicAdd(turns_taken(args), 1);
       barrier_wait(&smem.next_empty, next_phase ^ 1);
-      smem.next = number;
+      smem.next = number < count ? number : -1;
+      if (number < count) smem.next_handed = find_handed(args, Turn(args, number));
       barrier_arrive(&smem.next_full);
       next_phase ^= 1;
     }
@@ -1078,7 +1072,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   release(&smem.next_empty);
   next_phase ^= 1;
 #pragma unroll 1
-  while (number < count) {
+  while (number >= 0) {
     const Turn turn(args, number);
     const int batch = turn.batch, kv_head = turn.kv_head, first_key = turn.first_key;
     const int first_row = turn.first_row, end_row = turn.end_row, of_head = turn.of_head;
@@ -1208,7 +1202,7 @@ extern "C" long long attention_bf16_d128_backward_window_workspace_bytes(const A
   const long long seqlen_q = args->seqlen_q;
   return 4 * ((batch * num_q_heads * ((seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
               (batch * num_q_heads * ((seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
-              (batch * num_q_heads * ((seqlen_q + 15) / 16 * 16) * 128 + 63) / 64 * 64 +
+              (batch * num_q_heads * ((seqlen_q + 63) / 64 * 64) * 128 + 63) / 64 * 64 +
               (batch * num_q_heads * ((seqlen_q + 63) / 64) + 63) / 64 * 64 + 64);
 }
 
@@ -1331,4 +1325,4 @@ extern "C" int attention_bf16_d128_backward_window(const AttentionArgs* args, cu
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 1, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 16384, "seqlen_k": 16384, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto", "scoring": {"window": [127, 0]}, "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 64, "schedule": "together", "parts": 1, "kept": "shared", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "heaviest_first", "meeting": "at_once", "ranges": "of_keys", "min_blocks": 1, "turns": "free", "sums": "handed_on", "walk": "up"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_backward_window", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 231424, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "ddc9d5b70630a6c8", "figures": [2421, 1242]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 1, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 16384, "seqlen_k": 16384, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto", "scoring": {"window": [127, 0]}, "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 64, "schedule": "together", "parts": 1, "kept": "shared", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "heaviest_first", "meeting": "at_once", "ranges": "of_keys", "min_blocks": 1, "turns": "free", "sums": "handed_on", "walk": "up"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_backward_window", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 231424, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "5e62727260a420bb", "figures": [2421, 1242]}

@@ -206,7 +206,7 @@ GRADIENTS: tuple[Tuned, ...] = (
                 batch * num_q_heads * ((seqlen_q + 127) // 128 * 128)
             ),
             lambda batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k: (
-                batch * num_q_heads * ((seqlen_q + 15) // 16 * 16) * 64
+                batch * num_q_heads * ((seqlen_q + 127) // 128 * 128) * 64
             ),
             lambda batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k: 1,
             lambda batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k: (
@@ -219,7 +219,7 @@ GRADIENTS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = GRADIENTS[0].problem, GRADIENTS[0].variant, GRADIENTS[0].device
 MEASUREMENT = GRADIENTS[0].measurement
 
-_bound = Gradients(GRADIENTS, operator="attention_bf16_d64_backward_6d8128ce")
+_bound = Gradients(GRADIENTS, operator="attention_bf16_d64_backward_3ab7500f")
 gradients, explain, use, register_torch = _bound.gradients, _bound.explain, _bound.use, _bound.register_torch
 
 if __name__ == "__main__":

@@ -140,10 +140,10 @@ struct SharedStorage {
   Barrier gradients_full[kDsStages];  // once every warp of consumers has stored its own
   Barrier kept_empty;  // once every warp of consumers has read what it needs of keys and values
   Barrier next_full, next_empty;  // once the producer has told the next turn, and every warp of consumers has read it
-  int next;
+  int next;  // -1: none
   Barrier sums_open[2], sums_done[2];  // once it is known what becomes of them, and once every warp of consumers has done it
   int become[2];
-  HandedTurn turns[2];  // of movers, whose threads have few registers
+  HandedTurn next_handed, turns[2];  // what comes with the next turn, and movers' own, whose threads have few registers
 };
 
 static_assert(sizeof(SharedStorage) == 232448, "the size that pruning counted on");
@@ -520,7 +520,7 @@ __device__ __forceinline__ float* delta_of(const AttentionArgs& args, int batch,
 // Sums of the gradients of a head's queries, before scores' scale: tiles of 16 rows by 8 columns, as products leave them,
 // which blocks hand on.
 __device__ __forceinline__ long long num_query_sums(const AttentionArgs& args) {
-  return (args.seqlen_q + 15) / 16 * (16LL * 64);
+  return filled_rows(args) * 64LL;
 }
 __device__ __forceinline__ float* query_sums_of(const AttentionArgs& args, int batch, int head) {
   const long long batches = args.batch;
@@ -540,7 +540,7 @@ __device__ __forceinline__ int* next_keys_of(const AttentionArgs& args, int batc
   return reinterpret_cast<int*>(
              args.workspace + (batches * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
              (batches * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
-             (batches * args.num_q_heads * ((args.seqlen_q + 15) / 16 * 16) * 64 + 63) / 64 * 64 + 64) +
+             (batches * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) * 64 + 63) / 64 * 64 + 64) +
          (static_cast<long long>(batch) * args.num_q_heads + head) * tiles;
 }
 
@@ -803,7 +803,7 @@ __device__ __forceinline__ void leave_rows(
   leave_to_mover(smem, pipe);
 }
 
-// What movers know of a turn.
+// What movers are told of a turn.
 __device__ __forceinline__ HandedTurn find_handed(const AttentionArgs& args, const Turn& turn) {
   HandedTurn found{turn.batch, turn.kv_head, turn.first_key, turn.first_row, max(turn.of_head, 0), 0, 0x7fffffff};
   int first_row, end_row;
@@ -819,15 +819,9 @@ __device__ __forceinline__ HandedTurn find_handed(const AttentionArgs& args, con
 }
 
 // Where memory has sums of a tile of rows.
-struct MovedSums {
-  float* place;
-  unsigned bytes;
-
-  __device__ __forceinline__ MovedSums(const AttentionArgs& args, int batch, int head, int first) {
-    place = query_sums_of(args, batch, head) + 1LL * first * kD;
-    bytes = min(kPassingRows, (args.seqlen_q - first + 15) / 16 * 16) * kD * sizeof(float);
-  }
-};
+__device__ __forceinline__ float* sums_of_tile(const AttentionArgs& args, int batch, int head, int first) {
+  return query_sums_of(args, batch, head) + 1LL * first * kD;
+}
 
 // Starts to write gradients of all of a tile's rows, by what a warp has made of them.
 __device__ __forceinline__ void write_queries(
@@ -862,11 +856,10 @@ __device__ __forceinline__ void hand_on_sums(
 #pragma unroll 1
   while (true) {
     barrier_wait(&smem.next_full, next_phase);
-    const int number = smem.next;
+    if (smem.next < 0) break;
+    own = smem.next_handed;
     barrier_arrive(&smem.next_empty);
     next_phase ^= 1;
-    if (number >= Turn::count(args)) break;
-    own = find_handed(args, Turn(args, number));
     const int keys_before = Turn::tiles_of_keys(args) - 1 - own.first_key / kBc;  // tiles of them
     int* told = nullptr;  // where others are told of sums, once these are in memory
     const auto tell = [&] {
@@ -901,9 +894,8 @@ __device__ __forceinline__ void hand_on_sums(
       if (ends && !begins) {
         tell();
         wait_for_number(next_keys, keys_before);
-        const MovedSums sums(args, own.batch, head, first);
-        barrier_expect(open, sums.bytes);
-        bulk_load(moved.sums, sums.place, sums.bytes, open);
+        barrier_expect(open, sizeof(moved.sums));
+        bulk_load(moved.sums, sums_of_tile(args, own.batch, head, first), sizeof(moved.sums), open);
       } else {
         // Consumers need not wait for what is told to others.
         barrier_arrive(open);
@@ -917,8 +909,8 @@ __device__ __forceinline__ void hand_on_sums(
         tma_wait_read<0>();
         continue;
       }
-      const MovedSums sums(args, own.batch, head, first);
-      if (begins) bulk_store(sums.place, moved.sums, sums.bytes); else bulk_add(sums.place, moved.sums, sums.bytes);
+      float* const sums = sums_of_tile(args, own.batch, head, first);
+      if (begins) bulk_store(sums, moved.sums, sizeof(moved.sums)); else bulk_add(sums, moved.sums, sizeof(moved.sums));
       tma_commit();
       tma_wait_read<0>();
       told = next_keys;
@@ -1026,7 +1018,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   PipelineState<kQStages> q_pipe;
   PipelineState<kDoutStages> dout_pipe;
   unsigned kept_phase = 0, next_phase = 0;
-  const int count = Turn::count(args);
   if (warp < 4) {
     give_registers<40>();
     if ((warp == 1 || warp == 2) && elect_one()) hand_on_sums(args, maps, smem, warp - 1);
@@ -1036,9 +1027,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     prefetch_map(&maps.q);
     prefetch_map(&maps.dout);
     // Turns are taken in their order from the first on: none waits for one that nobody has begun.
+    const int count = Turn::count(args);
     int number = atomicAdd(turns_taken(args), 1);
     barrier_wait(&smem.next_empty, next_phase ^ 1);
-    smem.next = number;
+    smem.next = number < count ? number : -1;
+    if (number < count) smem.next_handed = find_handed(args, Turn(args, number));
     barrier_arrive(&smem.next_full);
     next_phase ^= 1;
 #pragma unroll 1
@@ -1076,7 +1069,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       // Not before: others would wait for a turn that this block has taken and not begun.
       number = atomicAdd(turns_taken(args), 1);
       barrier_wait(&smem.next_empty, next_phase ^ 1);
-      smem.next = number;
+      smem.next = number < count ? number : -1;
+      if (number < count) smem.next_handed = find_handed(args, Turn(args, number));
       barrier_arrive(&smem.next_full);
       next_phase ^= 1;
     }
@@ -1092,7 +1086,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   release(&smem.next_empty);
   next_phase ^= 1;
 #pragma unroll 1
-  while (number < count) {
+  while (number >= 0) {
     const Turn turn(args, number);
     const int batch = turn.batch, kv_head = turn.kv_head, first_key = turn.first_key;
     const int first_row = turn.first_row, of_head = turn.of_head;
@@ -1303,7 +1297,7 @@ extern "C" long long attention_bf16_d64_backward_workspace_bytes(const Attention
   const long long seqlen_q = args->seqlen_q;
   return 4 * ((batch * num_q_heads * ((seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
               (batch * num_q_heads * ((seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
-              (batch * num_q_heads * ((seqlen_q + 15) / 16 * 16) * 64 + 63) / 64 * 64 +
+              (batch * num_q_heads * ((seqlen_q + 127) / 128 * 128) * 64 + 63) / 64 * 64 +
               (batch * num_q_heads * ((seqlen_q + 127) / 128) + 63) / 64 * 64 + 64);
 }
 
@@ -1425,4 +1419,4 @@ extern "C" int attention_bf16_d64_backward(const AttentionArgs* args, cudaStream
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 512, "seqlen_k": 512, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "values", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_section", "meeting": "late", "ranges": "of_rows", "min_blocks": 1, "turns": "free", "sums": "handed_on", "walk": "up"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 232448, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "7073b4e25cb5b04e", "figures": [2336, 1089]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 512, "seqlen_k": 512, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "values", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_section", "meeting": "late", "ranges": "of_rows", "min_blocks": 1, "turns": "free", "sums": "handed_on", "walk": "up"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 232448, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "5fadf417c06a124c", "figures": [2336, 1089]}
