@@ -18,8 +18,13 @@ from ..work import Counts
 
 #: What a lane copies by one access.
 COPIED_BYTES = 16
+#: Lanes that share a row of the tensor cores' products.
+LANES_OF_ROW = 4
 #: A score is masked by two comparisons and a selection.
 ALU_PER_MASKED = 3.0
+#: Of keys at every so many: per score, which is selected, bits of two neighbours becoming predicates at once;
+#: and per row and 32 keys, whose bits are found.
+STEP_SLOTS, STEP_WORD_SLOTS = 1.75, 4.0
 
 
 def pair_counts(
@@ -31,7 +36,7 @@ def pair_counts(
     partial: float = 1.0,
     approximate: bool = False,
     change: Sequence[Expression] | None = None,
-    predicate: Expression | None = None,
+    predicate: Sequence[Expression] | None = None,
 ) -> Counts:
     """Counts what one warp does to change the scores of a tile and to ask the predicate of each, where a lane
     has ``rows`` by ``columns`` of them.
@@ -40,7 +45,7 @@ def pair_counts(
     buffer touches ``warp_rows`` rows of it. ``partial`` is the share of tiles in which the predicate is
     asked. ``approximate``: functions are those of 16-bit types. ``change`` is what the kernel computes in the
     change's place, if these are other expressions, which leave the units of log2 to the exponentials;
-    ``predicate`` what it computes in the predicate's.
+    ``predicate`` what it computes in the predicate's, likewise.
     """
     scores, pairs = problem.scores, rows * columns
     counts = Counts()
@@ -49,10 +54,17 @@ def pair_counts(
         changed = _tree_counts(problem, trees, rows, columns, warp_rows, approximate=approximate)
         counts += changed + Counts(ffma=0.0 if change else pairs)  # which ends in units of log2
     if scores.predicate is not None:
-        trees = (predicate or scores.predicate,)
+        trees = predicate or (scores.predicate,)
         asked = _tree_counts(problem, trees, rows, columns, warp_rows, approximate=approximate)
         counts += (asked + Counts(alu=ALU_PER_MASKED * pairs)) * partial
     return counts
+
+
+def period_counts(rows: float, columns: float) -> Counts:
+    """Counts what one warp does to hide what is between keys at every so many, where a lane has ``rows`` by
+    ``columns`` scores of a tile, two of every eight keys."""
+    words = rows * max(1.0, columns * LANES_OF_ROW / WARP)
+    return Counts(alu=STEP_SLOTS * rows * columns + STEP_WORD_SLOTS * words)
 
 
 def array_counts(array: TileArray, pairs: float, *, copies_itself: bool = True) -> Counts:

@@ -18,6 +18,7 @@ from flashgen.tuner.cards.emulated import SimDevice, SimRunner
 from flashgen.tuner.evaluate import reference
 
 from tests.support.emulated import inputs
+from tests.support.scorings import STEPS, drawn_values
 
 SCALE = 0.3
 #: What says that a row of the tensor cores is right as it is.
@@ -58,6 +59,16 @@ def attend(
     runner = SimRunner(preset("h200"), seed=rows + keys, sanitize=sanitize)
     found = runner.attend(build, *case, scale=scale, want_lse=True, values=values)
     return found, reference.attention(*case, scale=scale, scores=problem.scores, values=values)
+
+
+def attended_by_steps(build: Build) -> Iterator[Any]:
+    """The same for each dilation, which no kernel is built for; also where rows' places are before all
+    keys."""
+    problem = build.kernel.problem
+    for steps in STEPS if problem.scoring.dilation else STEPS[:1]:
+        for rows, keys in ((150, 170), (230, 75)):
+            values = {**drawn_values(problem, rows, keys), "dilation": steps}
+            yield attend(build, rows, keys, values)
 
 
 def hiding_biases(heads: int, rows: int, keys: int) -> Iterator[np.ndarray]:

@@ -61,6 +61,19 @@ SCORINGS: dict[str, Scoring] = {
     ),
 }
 
+#: Dilations: of all keys, of words of 32 keys and about as many, and of more than a tile. Then masks of every
+#: so many keys, alone and beside what else is asked pair by pair.
+STEPS = (1, 2, 3, 7, 31, 32, 33, 100)
+OF_STEPS: dict[str, Scoring] = {
+    "alone": Scoring(dilation=3),
+    "window": Scoring(dilation=3, window=(150, 20)),
+    "always": Scoring(dilation=3, window=(90, 0), always=5, alibi=True),
+    "tree": Scoring(dilation=3, tree=True),
+    "hidden": Scoring(dilation=3, bias="u8", softcap=2.0),
+    "mask": Scoring(dilation=3, mask="doc[b, q] == doc[b, k] or k % 7 == h", sinks=True),
+    "formula": Scoring(mask="(k - q) % 5 == 0 and k % 7 != h"),
+}
+
 
 def drawn_values(problem: Problem, rows: int, keys: int, seed: int = 5) -> Mapping[str, Any]:
     """What kernels of a problem read for so many rows and keys, rounded as their arrays hold it."""

@@ -87,6 +87,10 @@ inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
   return unsigned((uint64_t(high) << 32 | low) >> (shift & 31));
 }
+// The high word of both, moved to the left by `shift`, as far as 32.
+inline unsigned __funnelshift_lc(unsigned low, unsigned high, unsigned shift) {
+  return unsigned((uint64_t(high) << 32 | low) << (shift < 32 ? shift : 32) >> 32);
+}
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __vimax3_s32(int a, int b, int c) { return max(max(a, b), c); }
 

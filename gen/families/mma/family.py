@@ -36,6 +36,7 @@ from ...limits import DeviceLimits
 from ...problem import EIGHT, ITEM_BYTES, Problem
 from ...scored_tiles.arrays import met_by, tile_arrays
 from ...scored_tiles.change import changed_tile, tile_predicate
+from ...scored_tiles.period import split_period
 from ...serves import Serves
 from ..arithmetic import EXP2_CUBIC, LAG, LEAST_EXPONENT, PARTS_LAG, TOP_EXPONENT, WEIGHT_EXPONENT
 from .layouts import CHUNK_BYTES, TILE_COLUMNS
@@ -93,7 +94,7 @@ class Mma(RuledParameters):
         tiles = self.tiles(problem)
         arithmetic = self.arithmetic(problem)
         scores, arrays = problem.scores, tile_arrays(problem.scores)
-        predicate = scores.predicate
+        period, predicate = split_period(scores.predicate)
         steps, widens = steps_of(self, problem, limits), self.widens(problem)
         # Queries of 16 bits beside keys of eight are in the order of these.
         wide_rows = problem.dtype != "f32" and not problem.kv_dtype and self.access_width(problem) == chunk
@@ -141,6 +142,7 @@ class Mma(RuledParameters):
             "visibility": VISIBILITY if problem.scores.is_plain else SCORED_VISIBILITY,
             "arrays": arrays,
             "change": changed_tile(problem, met_by(scores.change, arrays)),
+            "period": period,
             "predicate": tile_predicate(predicate, scores.along_keys, met_by(predicate, arrays))
             if predicate
             else None,

@@ -7,9 +7,10 @@ from functools import lru_cache
 from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...scored_tiles.change import changed_tile
+from ...scored_tiles.period import split_period
 from ...scored_tiles.seen import partial_share
 from ...work import BlockWork, Counts, Walk, count_work, heads_alike, shared_walks, walk_tiles
-from ..scoring_work import mask_counts, pair_counts
+from ..scoring_work import mask_counts, pair_counts, period_counts
 from .decoding import decodes
 from .family import Mma
 from .layouts import PADDED
@@ -219,6 +220,7 @@ def _scoring(variant: Mma, problem: Problem, tiles: float) -> Counts:
     partial = partial_share(problem, -(-variant.br // packed), variant.bc)
     # A lane's rows are eight apart.
     change = changed_tile(problem)
+    period, predicate = split_period(problem.scores.predicate)
     asked = pair_counts(
         problem,
         rows,
@@ -227,7 +229,11 @@ def _scoring(variant: Mma, problem: Problem, tiles: float) -> Counts:
         partial=partial,
         approximate=approximate,
         change=change and change.in_names_of_pairs,
+        # Where a row begins among the steps is found for each tile.
+        predicate=[each for each in (period and period.body, predicate) if each],
     )
+    if period:
+        asked += period_counts(rows, columns) * partial
     return masked + asked
 
 

@@ -32,7 +32,8 @@ of their own (``bias_stages``), told by a warp that has nothing else to copy. Wh
 blocks of a cluster may take the same rows of neighbouring heads (``bias_heads``) and copy a share of it each
 to all: a bias of 16 bits is more than half of what such a block asks of L2. Or what rows see of single keys
 is asked once, by the launch that lists tiles, which leaves a bit for each pair in the order in which threads
-have their scores (``seen_bits``): a thread then reads a word for 32 scores, a tile ahead.
+have their scores (``seen_bits``): a thread then reads a word for 32 scores, a tile ahead. Of keys that rows
+see at every so many no bits are left: a thread makes them of a pattern.
 
 float32 comes as it is too, and is split in its place into two f16 numbers each, by the same warps (Q by
 the consumers that own it); three of the four products count, as in the class ``3xf16`` of family mma.
@@ -65,6 +66,7 @@ from ...limits import DeviceLimits
 from ...problem import EIGHT, Problem
 from ...scored_tiles.arrays import met_by
 from ...scored_tiles.change import tile_predicate
+from ...scored_tiles.period import split_period
 from ...serves import Serves
 from ..arithmetic import (
     EIGHT_BITS_EXPONENT,
@@ -202,12 +204,13 @@ class Wgmma(AdvisedParameters):
         shares = launch_registers(self, limits) < ENOUGH_REGISTERS
         scores, ahead = problem.scores, tiles_ahead(self, problem, limits)
         along_keys, arrays = scores.along_keys, self.met_arrays(problem) if ahead or self.bias_stages else ()
-        predicate = scores.predicate
+        period, predicate = split_period(scores.predicate)
         changing, seeing = (met_by(tree, arrays) for tree in (scores.change, predicate))
         return {
             "visibility": f"families/wgmma/{'' if scores.is_plain else 'scored_'}visibility.cu.jinja",
             "change": change_of_tiles(problem, changing, self.tangent),
             "cap": cap_in_exponents(problem, self.tangent),
+            "period": period,
             "predicate": tile_predicate(predicate, along_keys, seeing) if predicate else None,
             "ahead": ahead,
             "arrays": arrays,

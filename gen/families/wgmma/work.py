@@ -15,11 +15,12 @@ from ...problem import ITEM_BYTES, Problem
 from ...scored_tiles.arrays import met_by
 from ...scored_tiles.change import tile_predicate
 from ...scored_tiles.lists import words_of_scores
+from ...scored_tiles.period import split_period
 from ...scored_tiles.seen import partial_share, seen_shares
 from ...scoring.scores import BATCH, laid_over
 from ...scoring.values import typical_values
 from ...work import Counts, Walk, Work, count_work, heads_alike, sequences_alone, shared_walks
-from ..scoring_work import array_counts, pair_counts
+from ..scoring_work import array_counts, pair_counts, period_counts
 from .caps import cap_in_exponents
 from .family import Wgmma
 from .parameters import GROUP, GROUP_ROWS, MIXED, POLYNOMIAL, PRODUCTS, SEGMENT_KEYS, UNIT
@@ -316,8 +317,9 @@ def _asked(variant: Wgmma, problem: Problem, limits: DeviceLimits, masked_share:
         return Counts()
     at_hand = variant.bias_stages or tiles_ahead(variant, problem, limits)
     ahead = variant.met_arrays(problem) if at_hand else ()
-    changing, seeing = met_by(scores.change, ahead), met_by(scores.predicate, ahead)
-    predicate = tile_predicate(scores.predicate, arrays=seeing).body if scores.predicate else None
+    period, asked = split_period(scores.predicate)
+    changing, seeing = met_by(scores.change, ahead), met_by(asked, ahead)
+    predicate = (tile_predicate(asked, arrays=seeing).body,) if asked else ()
     partial = partial_share(problem, variant.br * variant.tiles_per_cluster(), variant.bc)
 
     def changed_by(tangent: str) -> Counts:
@@ -327,7 +329,7 @@ def _asked(variant: Wgmma, problem: Problem, limits: DeviceLimits, masked_share:
             2,
             variant.bc / 4,
             warp_rows=8,
-            partial=0.0 if variant.seen_bits else partial,  # else it is asked in front
+            partial=partial if predicate and not variant.seen_bits else 0.0,  # else it is asked in front
             approximate=problem.dtype != "f32",
             change=change and change.in_names_of_pairs,
             predicate=predicate,
@@ -337,12 +339,14 @@ def _asked(variant: Wgmma, problem: Problem, limits: DeviceLimits, masked_share:
     if cap is not None:
         pairs = variant.bc / 2
         within = Counts(ffma=len(cap.coefficients) * pairs, alu=CAP_BOUND_SLOTS * pairs)
-        otherwise = max(masked_share, partial if predicate else 0.0)
+        otherwise = max(masked_share, partial if scores.predicate else 0.0)
         counts = changed_by(UNIT) * otherwise + within * (1.0 - otherwise)
     elif variant.tangent == MIXED:
         counts = (changed_by(POLYNOMIAL) + changed_by(UNIT)) * 0.5
     else:
         counts = changed_by(variant.tangent)
+    if period and not variant.seen_bits:
+        counts += period_counts(2, variant.bc / 4) * partial
     if variant.seen_bits:
         slots, words = SEEN_BIT_SLOTS * variant.bc / 2 * partial, words_of_scores(variant.bc)
         counts += Counts(alu=slots, accesses=words + 1.0, l2_bytes=WARP * 4.0 * words)

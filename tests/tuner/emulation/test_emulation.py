@@ -474,6 +474,8 @@ def test_arithmetic_is_exact_float32():
 def test_two_words_are_shifted_as_one(shift):
     o = run(build(f"o[i] = float(__funnelshift_r(0xabcdef01u, 0x23456789u, {shift}) >> 16);"))
     assert (o == ((0x23456789ABCDEF01 >> shift % 32) & 0xFFFFFFFF) >> 16).all()
+    o = run(build(f"o[i] = float(__funnelshift_lc(0xabcdef01u, 0x23456789u, {shift}) >> 16);"))
+    assert (o == ((0x23456789ABCDEF01 << min(shift, 32) >> 32) & 0xFFFFFFFF) >> 16).all()
 
 
 # -- building -------------------------------------------------------------------------------------------

@@ -27,8 +27,16 @@ from tests.support import formulas
 from tests.support.covering import Setting
 from tests.support.depth import sampled
 from tests.support.emulated import assert_tidy, check, inputs, needs_compiler
-from tests.support.scored_attention import SCALE, assert_close, attend, built, hiding_biases, is_legal
-from tests.support.scorings import SCORINGS, drawn_values
+from tests.support.scored_attention import (
+    SCALE,
+    assert_close,
+    attend,
+    attended_by_steps,
+    built,
+    hiding_biases,
+    is_legal,
+)
+from tests.support.scorings import OF_STEPS, SCORINGS, drawn_values
 
 H200 = preset("h200")
 HEADS = {"num_q_heads": 4, "num_kv_heads": 2}
@@ -90,6 +98,27 @@ def test_masks_and_changes_are_right(name, walk, dtype, causal):
     for rows, keys in SHAPES:
         values = drawn_values(problem, rows, keys)
         assert_right(*attend(built(WALKS[walk], problem), rows, keys, values), dtype)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("name", "walk", "causal"),
+    sampled(
+        [
+            (name, walk, causal)
+            for i, name in enumerate(OF_STEPS)
+            for j, walk in enumerate(WALKS)
+            for causal in (False, True)
+            if (i + j + causal) % 2 == 0 and is_legal(WALKS[walk], problem_of(OF_STEPS[name], causal=causal))
+        ],
+        3,
+        thorough=20,
+    ),
+)
+def test_keys_at_every_so_many_are_seen(name, walk, causal):
+    problem = problem_of(OF_STEPS[name], causal=causal)
+    for found, expected in attended_by_steps(built(WALKS[walk], problem)):
+        assert_right(found, expected)
 
 
 @needs_compiler
