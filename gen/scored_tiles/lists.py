@@ -19,6 +19,7 @@ from ..launch import KV_HEADS, LISTS_ROLE, Q_HEADS, Launch
 from ..limits import PORTABLE_CLUSTER, WARP
 from ..scoring.scores import BATCH, HEAD, NUM_KEYS, Scores
 from .arrays import TileArray, bytes_that_say, tile_arrays
+from .period import Period, split_period
 
 #: Threads of a block that makes lists, and the tiles of keys that it classifies at a time.
 THREADS, TILES_AT_ONCE = 512, 32
@@ -47,7 +48,8 @@ class TileLists:
 
     Batches that turn out to see alike, by ``batch_strides`` of zero, share the lists of the first one, and so
     do heads by ``head_strides``. With ``bits`` what rows see of single keys is there, too. Where an array of
-    bytes says all, ``by_bytes``, sixteen of these are read at once.
+    bytes says all, ``by_bytes``, sixteen of these are read at once; where a ``period`` does, no key is asked
+    for.
     """
 
     rows: int
@@ -61,6 +63,7 @@ class TileLists:
     batch_strides: tuple[str, ...] = ()
     head_strides: tuple[str, ...] = ()
     by_bytes: TileArray | None = None
+    period: Period | None = None
 
     @property
     def words(self) -> int:
@@ -135,6 +138,7 @@ def tile_lists(scores: Scores, main: Launch, keys: int, *, bits: bool = False) -
         return None
     rows = main.rows_per_block * main.cluster
     in_bytes = not main.packed and keys % BYTES_AT_ONCE == 0
+    period, rest = split_period(scores.predicate)
     return TileLists(
         rows,
         keys,
@@ -147,6 +151,7 @@ def tile_lists(scores: Scores, main: Launch, keys: int, *, bits: bool = False) -
         () if main.packed or scores.vary_by_batch else _strides_along(BATCH, scores),
         () if main.packed else _strides_along(HEAD, scores),
         bytes_that_say(scores.predicate, tile_arrays(scores)) if in_bytes else None,
+        period if rest is None and not bits else None,
     )
 
 

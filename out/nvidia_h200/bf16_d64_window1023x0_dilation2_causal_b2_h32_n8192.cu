@@ -530,8 +530,8 @@ struct KeySteps {
     return min(rest, rest - steps);
   }
 
-  // How many keys lie before the first that is as far beyond a multiple as `place`, from one on that is as far as `start`.
-  // Of the two that differ by the steps, the one below zero is a large number.
+  // How many keys lie before the first that is as far beyond a multiple as `place`, from one on that is as far as
+  // `start`. Of the two numbers, which differ by the steps, one below zero counts as large.
   __device__ __forceinline__ unsigned before(unsigned place, unsigned start) const {
     return min(place - start, place - start + steps);
   }
@@ -1023,27 +1023,21 @@ __device__ __forceinline__ void consume_tile(
 }
 
 // Says whether one of sixteen rows, a `block` of a list's, as far as they are before `end_row`, sees a key of a tile, and
-// whether one does not. The warp's lanes ask for a key each. They ask whatever the interval is,
-// so that no answer is waited for before the next is asked for.
+// whether one does not. Two lanes have a row each, of whose
+// keys at every so many the first one tells whether the tile has any.
 __device__ __forceinline__ void look_at_rows(
     const AttentionArgs& args, int batch, int list_head, int key_tile, int list_row, int block, int end_row,
     unsigned char& sees_one, unsigned char& misses_one) {
   const int lane = threadIdx.x % 32, first_key = key_tile * kBc;
   bool any = false, all = true;
-#pragma unroll 4
-  for (int i = 0; i < 16; ++i) {
-    const int place = list_row + 16 * block + i, row = min(place, end_row - 1);
-    const bool is_there = place < end_row;
-    const int begin = is_there ? first_key_of(args, batch, row) : 0, end = is_there ? end_key_of(args, batch, row) : 0;
-#pragma unroll
-    for (int column = 0; column < kBc; column += 32) {
-      const int key = first_key + column + lane;
-      const bool answer = sees(args, batch, list_head, row, min(key, args.seqlen_k - 1));
-      const unsigned found = __ballot_sync(0xffffffffu, answer && column + lane < kBc && key >= begin && key < end);
-      any |= found != 0;
-      all &= !is_there || found == (kBc - column < 32 ? (1u << (kBc - column) % 32) - 1 : 0xffffffffu);
-    }
-  }
+  const int place = list_row + 16 * block + lane % 16, row = min(place, end_row - 1);
+  const bool is_there = place < end_row;
+  const int begin = is_there ? max(first_key_of(args, batch, row), first_key) : 0;
+  const int end = is_there ? min(end_key_of(args, batch, row), first_key + kBc) : 0;
+  const int steps = args.dilation;
+  const int apart = floor_mod(row + args.seqlen_k - args.seqlen_q, args.dilation) - begin % steps;
+  any = __any_sync(0xffffffffu, begin < end && (apart < 0 ? apart + steps : apart) < end - begin);
+  all = __all_sync(0xffffffffu, !is_there || begin == first_key && end == first_key + kBc && steps == 1);
   if (lane == 0 && any) sees_one = 1;
   if (lane == 0 && !all) misses_one = 1;
 }
@@ -1272,4 +1266,4 @@ extern "C" int attention_bf16_d64_window_dilation(const AttentionArgs* args, cud
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "scoring": {"window": [1023, 0], "dilation": 2}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 256, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 64, "persistent": true, "q_stages": 2, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "copiers": 1, "k_stages": 4, "v_stages": 4, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 8, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_window_dilation", "launches": [{"threads": 512, "smem_bytes": 64, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [], "max_blocks": 1024, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "lists", "alike_batches": true, "alike_heads": true}, {"threads": 640, "smem_bytes": 132096, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "a2eaa1b83ecf38b3", "figures": [1507, 1160]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "scoring": {"window": [1023, 0], "dilation": 2}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 256, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 64, "persistent": true, "q_stages": 2, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "copiers": 1, "k_stages": 4, "v_stages": 4, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 8, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_window_dilation", "launches": [{"threads": 512, "smem_bytes": 64, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [], "max_blocks": 1024, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "lists", "alike_batches": true, "alike_heads": true}, {"threads": 640, "smem_bytes": 132096, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "fa509e89763b856e", "figures": [1507, 1160]}

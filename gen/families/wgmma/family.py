@@ -32,8 +32,8 @@ of their own (``bias_stages``), told by a warp that has nothing else to copy. Wh
 blocks of a cluster may take the same rows of neighbouring heads (``bias_heads``) and copy a share of it each
 to all: a bias of 16 bits is more than half of what such a block asks of L2. Or what rows see of single keys
 is asked once, by the launch that lists tiles, which leaves a bit for each pair in the order in which threads
-have their scores (``seen_bits``): a thread then reads a word for 32 scores, a tile ahead. Of keys that rows
-see at every so many no bits are left: a thread makes them of a pattern.
+have their scores (``seen_bits``): a thread then reads a word for 32 scores, a tile ahead. Where rows see keys
+at every so many, it else makes such bits itself, of a pattern.
 
 float32 comes as it is too, and is split in its place into two f16 numbers each, by the same warps (Q by
 the consumers that own it); three of the four products count, as in the class ``3xf16`` of family mma.

@@ -27,6 +27,10 @@ ASKED = {
     "by batch": Scoring(mask="doc[b, q] == doc[b, k]", lengths=True),
     "by head": Scoring(mask="(q + h * 64) // 128 == k // 128"),
     "by both": Scoring(mask="k % (64 * (h + 1)) < 40 + b", window=(150, 20)),
+    "one step": Scoring(dilation=1, window=(150, 20)),
+    "steps": Scoring(dilation=7, window=(150, 20)),
+    "wide steps": Scoring(dilation=210),
+    "steps of a mask": Scoring(mask="(q - k) % 100 == 0", lengths=True),
 }
 
 
@@ -66,15 +70,8 @@ def test_lists_are_of_what_rows_see(
     problem = replace(SMALL, scoring=ASKED[name], causal=causal)
     values = draw_values(problem.scoring, problem.scores, problem, np.random.default_rng(5))
     lists, br, bc = lists_of(problem, values)
-    assert (
-        lists.shape[:2]
-        == {
-            "blocks": (1, 1),
-            "by batch": (2, 1),
-            "by head": (1, 2),
-            "by both": (2, 2),
-        }[name]
-    )
+    by_batch, by_head = name in ("by batch", "by both", "steps of a mask"), name in ("by head", "by both")
+    assert lists.shape[:2] == (1 + by_batch, 1 + by_head)
     rows, keys = np.arange(problem.seqlen_q), np.arange(problem.seqlen_k)
     skipped = 0
     for b, h, q_tile in np.ndindex(lists.shape[:3]):
