@@ -513,12 +513,12 @@ __device__ __forceinline__ void hide_first(float (&s)[n], const SeenKeys& seen, 
 }
 
 // Keys that are seen at every so many `steps`, as bits of words: one for each key from a thread's first on.
-struct KeySteps {
+struct PeriodicKeys {
   unsigned steps, inverse;
   unsigned pattern;  // bits at multiples of the steps
   unsigned word;  // how far 32 is beyond a multiple
 
-  __device__ __forceinline__ explicit KeySteps(unsigned steps)
+  __device__ __forceinline__ explicit PeriodicKeys(unsigned steps)
       : steps(steps), inverse(0xffffffffu / steps), pattern(1), word(32 % steps) {
 #pragma unroll 1
     for (unsigned width = steps; width < 32; width *= 2) pattern |= pattern << width;
@@ -545,11 +545,11 @@ struct KeySteps {
 };
 
 // What a thread's two rows, `first_row` and the one eight behind it, see of keys at every so many.
-struct SeenSteps {
-  KeySteps keys;
+struct SeenPeriod {
+  PeriodicKeys keys;
   unsigned places[2];  // how far the rows' own places are beyond a multiple
 
-  __device__ __forceinline__ SeenSteps(const AttentionArgs& args, int first_row) : keys(args.dilation) {
+  __device__ __forceinline__ SeenPeriod(const AttentionArgs& args, int first_row) : keys(args.dilation) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = first_row + 8 * h;
@@ -560,16 +560,16 @@ struct SeenSteps {
 
 // Hides the keys of a tile between those.
 template <int n>
-__device__ __forceinline__ void hide_between(float (&s)[n], const SeenSteps& seen_steps, int first_key) {
-  const unsigned start = seen_steps.keys.beyond(first_key + int(threadIdx.x) % 4 * 2);
+__device__ __forceinline__ void hide_between(float (&s)[n], const SeenPeriod& seen_period, int first_key) {
+  const unsigned start = seen_period.keys.beyond(first_key + int(threadIdx.x) % 4 * 2);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    unsigned before_first = seen_steps.keys.before(seen_steps.places[h], start), bits = 0;
+    unsigned before_first = seen_period.keys.before(seen_period.places[h], start), bits = 0;
 #pragma unroll
     for (int i = 0; i < n; ++i) {
       if (i / 2 % 2 != h) continue;
       const int column = i / 4 * 8 + i % 2;
-      if (column % 32 == 0) bits = seen_steps.keys.next_word(before_first);
+      if (column % 32 == 0) bits = seen_period.keys.next_word(before_first);
       if (!(bits >> column % 32 & 1)) s[i] = -kInfinity;
     }
   }
@@ -896,7 +896,7 @@ __device__ __forceinline__ void consume_tile(
   last_tile = __shfl_sync(0xffffffffu, last_tile, 0);
   const int first_whole = (first_key_of(args, tile.batch, last_row) + kBc - 1) / kBc;
   const int first_partial = end_key_of(args, tile.batch, first_row) / kBc;
-  const SeenSteps seen_steps(args, row);
+  const SeenPeriod seen_period(args, row);
   // A scale of zero becomes too small to matter, since 0 * infinity is not a number.
   const float scale = args.scale == 0.0f ? 1e-30f : fabsf(args.scale) * kLog2e;
   SoftmaxState softmax;
@@ -937,7 +937,7 @@ __device__ __forceinline__ void consume_tile(
     if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
     k_pipe.advance();
     if (tile.is_partial(n)) {
-      hide_between(s, seen_steps, tile.key_tile(n) * kBc);
+      hide_between(s, seen_period, tile.key_tile(n) * kBc);
       if (tile.key_tile(n) >= first_partial) hide_last(s, SeenKeys(args, tile.batch, row), tile.key_tile(n) * kBc);
       if (tile.key_tile(n) < first_whole) hide_first(s, SeenKeys(args, tile.batch, row), tile.key_tile(n) * kBc);
     }
@@ -960,7 +960,7 @@ __device__ __forceinline__ void consume_tile(
       if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
       k_pipe.advance();
       if (tile.is_partial(n)) {
-        hide_between(s, seen_steps, tile.key_tile(n) * kBc);
+        hide_between(s, seen_period, tile.key_tile(n) * kBc);
         if (tile.key_tile(n) >= first_partial) hide_last(s, SeenKeys(args, tile.batch, row), tile.key_tile(n) * kBc);
         if (tile.key_tile(n) < first_whole) hide_first(s, SeenKeys(args, tile.batch, row), tile.key_tile(n) * kBc);
       }
@@ -1266,4 +1266,4 @@ extern "C" int attention_bf16_d64_window_dilation(const AttentionArgs* args, cud
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "scoring": {"window": [1023, 0], "dilation": 2}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 256, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 64, "persistent": true, "q_stages": 2, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "copiers": 1, "k_stages": 4, "v_stages": 4, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 8, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_window_dilation", "launches": [{"threads": 512, "smem_bytes": 64, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [], "max_blocks": 1024, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "lists", "alike_batches": true, "alike_heads": true}, {"threads": 640, "smem_bytes": 132096, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "fa509e89763b856e", "figures": [1507, 1160]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "scoring": {"window": [1023, 0], "dilation": 2}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 256, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 64, "persistent": true, "q_stages": 2, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "copiers": 1, "k_stages": 4, "v_stages": 4, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 8, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_window_dilation", "launches": [{"threads": 512, "smem_bytes": 64, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [], "max_blocks": 1024, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "lists", "alike_batches": true, "alike_heads": true}, {"threads": 640, "smem_bytes": 132096, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "65f80c65517a9f75", "figures": [1507, 1160]}
