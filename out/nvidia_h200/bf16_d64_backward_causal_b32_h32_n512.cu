@@ -11,7 +11,7 @@
 //   br = 128                   query rows that pass by them
 //   schedule = ahead           products with weights: after those of their gradients, beside, or beside a tile ahead
 //   parts = 2                  parts of them whose weights are made one behind the other
-//   kept = values              what products read from registers: values, or keys as well
+//   kept = registers           what products read from registers: values, or keys as well
 //   q_stages = 2               tiles of queries in shared memory
 //   dout_stages = 2            tiles of gradients of outputs in shared memory
 //   dq_path = bulk             who makes queries' gradients: a launch, or blocks of keys by sums in memory
@@ -21,13 +21,12 @@
 //   k_stages = 2               tiles of keys in shared memory
 //   v_stages = 2               tiles of values in shared memory
 //   order = by_section         blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
-//   meeting = late             when consumers await each other's gradients of scores: at once, or with other products begun
 //   turns = free               tiles of keys that a block takes: one, or each so-manieth, or the next whenever it is free
 //   sums = handed_on           who adds to queries' gradients next: whoever comes, or the block whose keys are next
 //   walk = up                  rows that pass by, where sums are handed on: from the last one down, or up
 //
-// Measured on NVIDIA H200, batch 32, 32 heads, 512 rows, with a causal mask: 333.4 us (median), spread 0.2 %,
-// 257.7 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.3e-03.
+// Measured on NVIDIA H200, batch 32, 32 heads, 512 rows, with a causal mask: 335.6 us (median), spread 0.6 %,
+// 256.0 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.3e-03.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -40,9 +39,9 @@
 //     flashgen emit bf16_d64_backward_causal_b32_h32_n512.cu \
 //         --device h200 --dtype bf16 --d 64 --backward --causal --batch 32 --heads 32 --seqlen 512 \
 //         --family wgmma-backward --set bc=128 --set apart=false --set br=128 --set schedule=ahead \
-//         --set parts=2 --set kept=values --set q_stages=2 --set dout_stages=2 --set dq_path=bulk \
+//         --set parts=2 --set kept=registers --set q_stages=2 --set dout_stages=2 --set dq_path=bulk \
 //         --set ds_stages=2 --set rows=128 --set keys=64 --set k_stages=2 --set v_stages=2 \
-//         --set order=by_section --set meeting=late --set turns=free --set sums=handed_on --set walk=up
+//         --set order=by_section --set turns=free --set sums=handed_on --set walk=up
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -98,6 +97,7 @@ constexpr int kMaxBlocks = 132;  // as many as run at once
 constexpr int kQStages = 2, kDoutStages = 2;  // tiles of them in shared memory
 constexpr int kDsStages = 2;  // tiles of gradients of scores in shared memory
 constexpr int kShareTiles = 1, kShareColumns = 64;  // of queries' gradients, of 64 rows, by consumer
+constexpr int kGradientsBarrier = 1;  // named: all consumers have written their gradients of scores
 // What becomes of a block's sums of a tile of rows: others add to them, or they are gradients with those of all other keys,
 // or they alone.
 constexpr int kHandedOn = 0, kLast = 1, kOnly = 2;
@@ -137,7 +137,6 @@ struct SharedStorage {
   alignas(16) float lse[kQStages][kPassingRows], delta[kDoutStages][kPassingRows];
   // A stage is full once its bytes have arrived, and empty once every warp of consumers has done with it.
   Barrier kept_full, q_full[kQStages], q_empty[kQStages], dout_full[kDoutStages], dout_empty[kDoutStages];
-  Barrier gradients_full[kDsStages];  // once every warp of consumers has stored its own
   Barrier kept_empty;  // once every warp of consumers has read what it needs of keys and values
   Barrier next_full, next_empty;  // once the producer has told the next turn, and every warp of consumers has read it
   int next;  // -1: none
@@ -202,6 +201,11 @@ __device__ __forceinline__ void barrier_wait(Barrier* barrier, unsigned parity) 
       :
       : "r"(shared_address(barrier)), "r"(parity)
       : "memory");
+}
+
+// Waits until `threads` threads have come to barrier `id` of the block, this one's warp among them.
+__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
 // Shows ordinary writes to shared memory to the copy engine and the tensor cores.
@@ -1009,7 +1013,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       barrier_init(&smem.dout_full[i], 1);
       barrier_init(&smem.dout_empty[i], kArrivals * 4 * kConsumers);
     }
-    for (int i = 0; i < kDsStages; ++i) barrier_init(&smem.gradients_full[i], kArrivals * 4 * kConsumers);
     fence_barrier_init();
   }
   wait_for_earlier_launches();
@@ -1077,7 +1080,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     return;
   }
   take_registers<232>();
-  PipelineState<kDsStages> ds_pipe;
+  int ds_stage = 0;
   PipelineState<2> sums_pipe;
   int number = 0;
   barrier_wait(&smem.next_full, next_phase);
@@ -1093,7 +1096,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     const int consumer = warp / 4 - 1, lane = threadIdx.x % 32;
     const int own = consumer * 64;  // the consumer's first key here
     const int own_key = first_key + own + warp % 4 * 16 + lane / 4;  // the thread's first
-    const unsigned long long k_desc = descriptor(smem.k[0] + own * kChunk);
+    unsigned kept_k[kDSteps][4];
     unsigned kept_v[kDvSteps][4];
     const float scale = args.scale * kLog2e;
     float sum_k[kD / 2] = {}, sum_v[kDv / 2] = {};
@@ -1104,9 +1107,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       int head = kv_head * group, first = first_row;
       float gradient[kWeighedRows / 2];
       // Makes the gradients of the scores of a part of a tile, and adds what it makes of those of values;
-      // `beside_scores` is done while scores are made, `beside_others` while gradients of weights are;
-      // `finish` waits for what it has started, or for all but what it starts itself.
-      const auto make_gradients = [&](int part, auto beside_scores, auto beside_others, auto finish) {
+      // `beside_scores` is done while scores are made, `beside_others` while gradients of weights are.
+      const auto make_gradients = [&](int part, auto beside_scores, auto beside_others) {
         const int first_of_part = first + part * kWeighedRows, step = part * (kWeighedRows / 16);
         const unsigned long long all_dout_desc = descriptor(smem.dout[dout_pipe.stage], sizeof(PassingRows));
         const unsigned long long q_desc = step_of_keys(descriptor(smem.q[q_pipe.stage]), step);
@@ -1114,7 +1116,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         float s[kWeighedRows / 2];
         unsigned weights[kWeighedRows / 16][4];
         if (part == 0) barrier_wait(&smem.q_full[q_pipe.stage], q_pipe.phase);
-        start_products<kDSteps, KeptKeys, PassingRows>(s, k_desc, q_desc);
+        start_products<PassingRows>(s, kept_k, q_desc);
         beside_scores();
         if (part == 0) barrier_wait(&smem.dout_full[dout_pipe.stage], dout_pipe.phase);
         start_products<PassingRows>(gradient, kept_v, dout_desc);
@@ -1167,86 +1169,65 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         } else {
           differentiate(Constant<false>{});
         }
-        finish();
+        wgmma_wait<0>();
         if (part < 1) return;
         release(&smem.dout_empty[dout_pipe.stage]);
         dout_pipe.advance();
       };
       barrier_wait(&smem.kept_full, kept_phase);
+      take_kept(kept_k, smem.k, own);
       take_kept(kept_v, smem.v, own);
-      const auto nothing = [] {};
-      const auto wait_for_all = [] { wgmma_wait<0>(); };
-      make_gradients(0, nothing, nothing, wait_for_all);
-      {
-        unsigned gradients[kWeighedRows / 16][4];
-        pack_weights(gradient, gradients);
-        store_gradients(smem.gradients[ds_pipe.stage][consumer], gradients);
-        const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
-        start_sums(sum_k, gradients, q_desc);
-        make_gradients(1, nothing, nothing, wait_for_all);
-      }
+      make_gradients(0, [] {}, [] {});
 #pragma unroll 1
-      while (--left > 0) {
+      while (true) {
+        {
+          unsigned gradients[kWeighedRows / 16][4];
+          pack_weights(gradient, gradients);
+          store_gradients(smem.gradients[ds_stage][consumer], gradients);
+          const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
+          start_sums(sum_k, gradients, q_desc);
+          make_gradients(1, [] {}, [] {});
+        }
+        if (--left == 0) break;
         Barrier* const q_empty = &smem.q_empty[q_pipe.stage];
         unsigned gradients[kWeighedRows / 16][4];
         pack_weights(gradient, gradients);
-        store_gradients(smem.gradients[ds_pipe.stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
-        fence_proxy_async();
-        __syncwarp();
-        release(&smem.gradients_full[ds_pipe.stage]);
+        store_gradients(smem.gradients[ds_stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
         const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
         start_sums(sum_k, gradients, step_of_keys(q_desc, 1 * (kWeighedRows / 16)));
+        fence_proxy_async();
+        named_barrier_sync(kGradientsBarrier, kConsumers * kWarpgroup);
+        float shares[kShareTiles][kShareColumns / 2];
+        start_shares(shares, descriptor(smem.gradients[ds_stage][0] + share_row * kChunk), all_keys);
         q_pipe.advance();
         first += kPassingRows;
         const bool other_head = first >= first_row + of_head * kPassingRows;
         if (other_head) first = first_row, ++head;
-        float shares[kShareTiles][kShareColumns / 2];
         make_gradients(
             0,
             [&] {
               wgmma_wait<1>();
               release(q_empty);
+              hand_on_share(smem, sums_pipe, shares, share_row / 16 + warp % 4, 0, args.scale);
             },
-            nothing,
             [&] {
-              barrier_wait(&smem.gradients_full[ds_pipe.stage], ds_pipe.phase);
-              start_shares(shares, descriptor(smem.gradients[ds_pipe.stage][0] + share_row * kChunk), all_keys);
-              wgmma_wait<1>();
-            });
-        ds_pipe.advance();
-        {
-          unsigned gradients[kWeighedRows / 16][4];
-          pack_weights(gradient, gradients);
-          store_gradients(smem.gradients[ds_pipe.stage][consumer], gradients);
-          const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
-          start_sums(sum_k, gradients, q_desc);
-          make_gradients(
-              1,
-              [&] {
-                wgmma_wait<1>();
-                hand_on_share(smem, sums_pipe, shares, share_row / 16 + warp % 4, 0, args.scale);
-              },
-              [&] {
-                      },
-              wait_for_all);
-        }
+                  });
+        ds_stage ^= 1;
       }
       unsigned gradients[kWeighedRows / 16][4];
       pack_weights(gradient, gradients);
-      store_gradients(smem.gradients[ds_pipe.stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
-      fence_proxy_async();
-      __syncwarp();
-      release(&smem.gradients_full[ds_pipe.stage]);
+      store_gradients(smem.gradients[ds_stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
       const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
       start_sums(sum_k, gradients, step_of_keys(q_desc, 1 * (kWeighedRows / 16)));
-      barrier_wait(&smem.gradients_full[ds_pipe.stage], ds_pipe.phase);
+      fence_proxy_async();
+      named_barrier_sync(kGradientsBarrier, kConsumers * kWarpgroup);
       float shares[kShareTiles][kShareColumns / 2];
-      start_shares(shares, descriptor(smem.gradients[ds_pipe.stage][0] + share_row * kChunk), all_keys);
+      start_shares(shares, descriptor(smem.gradients[ds_stage][0] + share_row * kChunk), all_keys);
       wgmma_wait<0>();
       hand_on_share(smem, sums_pipe, shares, share_row / 16 + warp % 4, 0, args.scale);
       release(&smem.q_empty[q_pipe.stage]);
       q_pipe.advance();
-      ds_pipe.advance();
+      ds_stage ^= 1;
     }
     hold(sum_k);
     hold(sum_v);
@@ -1419,4 +1400,4 @@ extern "C" int attention_bf16_d64_backward(const AttentionArgs* args, cudaStream
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 512, "seqlen_k": 512, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "values", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_section", "meeting": "late", "ranges": "of_rows", "min_blocks": 1, "turns": "free", "sums": "handed_on", "walk": "up"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 232448, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "5fadf417c06a124c", "figures": [2336, 1089]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 512, "seqlen_k": 512, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "registers", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_section", "meeting": "at_once", "ranges": "of_rows", "min_blocks": 1, "turns": "free", "sums": "handed_on", "walk": "up"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 232448, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "73a4eeb98b5a108b", "figures": [2211, 1073]}

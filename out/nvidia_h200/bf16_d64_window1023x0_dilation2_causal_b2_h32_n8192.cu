@@ -20,12 +20,13 @@
 //   poly_exp = 8               one exponential in so many is a polynomial, 0 none
 //   section = 1                heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
+//   seen_bits = true           what a mask hides of single keys comes as bits, left with the lists of tiles
 //
 // Tuned with window of 1023 keys before and 0 after, dilation 2.
 //
 // Measured on NVIDIA H200, batch 2, 32 heads, 8192 rows, with a causal mask, window of 1023 keys before and 0
-// after, dilation 2: 1.177 ms (median), spread 0.6 %, 54.3 TFLOP/s, 96 registers per thread, occupancy 31 %.
-// Largest error per head against float64: 2.8e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0).
+// after, dilation 2: 320.8 us (median), spread 0.7 %, 199.2 TFLOP/s, 96 registers per thread, occupancy 31 %.
+// Largest error per head against float64: 2.1e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0).
 // Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -39,7 +40,8 @@
 //         --device h200 --dtype bf16 --d 64 --causal --window 1023,0 --dilation 2 --batch 2 --heads 32 \
 //         --seqlen 8192 --family wgmma --set br=256 --set bc=64 --set persistent=true --set q_stages=2 \
 //         --set k_stages=4 --set v_stages=4 --set schedule=chained --set q_in_registers=false \
-//         --set order_of_groups=free --set rescale=lazy --set poly_exp=8 --set section=1 --set min_blocks=1
+//         --set order_of_groups=free --set rescale=lazy --set poly_exp=8 --set section=1 --set min_blocks=1 \
+//         --set seen_bits=true
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -229,6 +231,24 @@ __device__ __forceinline__ void tma_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(kGroups) : "memory");
 }
 
+// Waits until all threads of the cluster have come, but for those that have ended.
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile(
+      "barrier.cluster.arrive.release;\n"
+      "barrier.cluster.wait.acquire;"
+      :
+      :
+      : "memory");
+}
+
+// Reads a word of a block of the cluster, from where `shared` is in this block's shared memory.
+__device__ __forceinline__ unsigned word_of_block(const unsigned* shared, int block) {
+  unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared)), word;
+  asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(block));
+  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
+  return word;
+}
+
 // Changes how many registers a thread of this warpgroup has, whose four warps all call it.
 template <int kRegisters>
 __device__ __forceinline__ void take_registers() {
@@ -397,13 +417,23 @@ __device__ __forceinline__ bool sees(const AttentionArgs& args, int batch, int h
 }
 
 constexpr int kListRows = 256;  // query rows that share a list of tiles of keys
+constexpr int kListBlocks = 8;  // blocks, a cluster, that make a list together where lists are few
+constexpr int kGroupRows = 64;  // of them those of a warpgroup
+constexpr int kSeenWords = 1;  // of what a thread's rows see of a tile, a bit for each of its scores
+constexpr int kTileWords = kListRows / kGroupRows * kWarpgroup * kSeenWords;  // of what all rows of a list do
 
 // The tiles of keys that some of kListRows rows see, in their order: behind their number, of each twice its own, and one
-// more where a row does not see it whole.
+// more where a row does not see it whole. Then, of all tiles, what the rows see of single keys.
 __device__ __forceinline__ int* list_of_tiles(const AttentionArgs& args, int batch, int head, int q_tile) {
   const int q_tiles = (args.seqlen_q + kListRows - 1) / kListRows, key_tiles = (args.seqlen_k + kBc - 1) / kBc;
   const long long index = q_tile;
-  return args.tile_lists + index * (1 + key_tiles);
+  return args.tile_lists + index * (1 + key_tiles * (1LL + kTileWords));
+}
+
+// Where a list has what its rows see of a tile of keys: of each warpgroup, the words of its threads side by side.
+__device__ __forceinline__ int bits_of_tile(const AttentionArgs& args, int key_tile) {
+  const int key_tiles = (args.seqlen_k + kBc - 1) / kBc;
+  return 1 + key_tiles + key_tile * kTileWords;
 }
 
 // The work of one block at a time: kBr query rows of one head, and the keys that they see.
@@ -486,92 +516,37 @@ __device__ __forceinline__ bool has_keys(const AttentionArgs& args, int batch, i
   return first_key_of(args, batch, row) < end_key_of(args, batch, row);
 }
 
-// Hides the keys of a tile that are behind those that a row sees.
-template <int n>
-__device__ __forceinline__ void hide_last(float (&s)[n], const SeenKeys& seen, int first_key) {
+// What a thread's scores of a tile of keys see, a bit for each in their order. They are read a tile ahead, and where they
+// lie before that, while products are made: neither is waited for.
+struct SeenBits {
+  int first;  // the thread's place among what all threads have of a tile
+  int entry;  // what the list says of the tile that is read next
+  unsigned words[kSeenWords];
+  bool is_partial;  // whether some row does not see the tile whole
+
+  __device__ __forceinline__ explicit SeenBits(int first_row) {
+    const int group = first_row / kGroupRows % (kListRows / kGroupRows);
+    first = group * (kSeenWords * kWarpgroup) + int(threadIdx.x) % kWarpgroup;
+  }
+
+  // Finds those of the tile at a place of the list, or at -1, where there is none.
+  __device__ __forceinline__ void find(const Tile& tile, int place) { entry = __ldg(tile.list + 1 + place); }
+
+  // Reads those that were found last.
+  __device__ __forceinline__ void read(const AttentionArgs& args, const Tile& tile) {
+    const int* const bits = tile.list + bits_of_tile(args, entry >> 1) + first;
+    is_partial = entry & 1;
 #pragma unroll
-  for (int e = 0; e < 4; ++e) {
-    const int end = seen.end[e / 2] - (first_key + threadIdx.x % 4 * 2 + e % 2);
-#pragma unroll
-    for (int t = 0; t < n / 4; ++t) {
-      if (t * 8 >= end) s[4 * t + e] = -kInfinity;
-    }
-  }
-}
-
-// Hides those that are before them.
-template <int n>
-__device__ __forceinline__ void hide_first(float (&s)[n], const SeenKeys& seen, int first_key) {
-#pragma unroll
-  for (int e = 0; e < 4; ++e) {
-    const int begin = seen.begin[e / 2] - (first_key + threadIdx.x % 4 * 2 + e % 2);
-#pragma unroll
-    for (int t = 0; t < n / 4; ++t) {
-      if (t * 8 < begin) s[4 * t + e] = -kInfinity;
-    }
-  }
-}
-
-// Keys that are seen at every so many `steps`, as bits of words: one for each key from a thread's first on.
-struct PeriodicKeys {
-  unsigned steps, inverse;
-  unsigned pattern;  // bits at multiples of the steps
-  unsigned word;  // how far 32 is beyond a multiple
-
-  __device__ __forceinline__ explicit PeriodicKeys(unsigned steps)
-      : steps(steps), inverse(0xffffffffu / steps), pattern(1), word(32 % steps) {
-#pragma unroll 1
-    for (unsigned width = steps; width < 32; width *= 2) pattern |= pattern << width;
-  }
-
-  // How far a key is beyond a multiple. The quotient by the inverse is right, or too small by one.
-  __device__ __forceinline__ unsigned beyond(unsigned key) const {
-    const unsigned rest = key - __umulhi(key, inverse) * steps;
-    return min(rest, rest - steps);
-  }
-
-  // How many keys lie before the first that is as far beyond a multiple as `place`, from one on that is as far as
-  // `start`. Of the two numbers, which differ by the steps, one below zero counts as large.
-  __device__ __forceinline__ unsigned before(unsigned place, unsigned start) const {
-    return min(place - start, place - start + steps);
-  }
-
-  // Bits of 32 keys, so many of which lie before the first that is seen; and how many of those behind do then.
-  __device__ __forceinline__ unsigned next_word(unsigned& before_first) const {
-    const unsigned bits = __funnelshift_lc(0, pattern, before_first);  // none is left of 32 and more
-    before_first = before(before_first, word);
-    return bits;
+    for (int i = 0; i < kSeenWords; ++i) words[i] = __ldg(bits + i * kWarpgroup);
   }
 };
 
-// What a thread's two rows, `first_row` and the one eight behind it, see of keys at every so many.
-struct SeenPeriod {
-  PeriodicKeys keys;
-  unsigned places[2];  // how far the rows' own places are beyond a multiple
-
-  __device__ __forceinline__ SeenPeriod(const AttentionArgs& args, int first_row) : keys(args.dilation) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = first_row + 8 * h;
-      places[h] = floor_mod(row + args.seqlen_k - args.seqlen_q, args.dilation);
-    }
-  }
-};
-
-// Hides the keys of a tile between those.
+// Hides what rows do not see of a tile.
 template <int n>
-__device__ __forceinline__ void hide_between(float (&s)[n], const SeenPeriod& seen_period, int first_key) {
-  const unsigned start = seen_period.keys.beyond(first_key + int(threadIdx.x) % 4 * 2);
+__device__ __forceinline__ void hide_unseen(float (&s)[n], const SeenBits& seen_bits) {
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    unsigned before_first = seen_period.keys.before(seen_period.places[h], start), bits = 0;
-#pragma unroll
-    for (int i = 0; i < n; ++i) {
-      if (i / 2 % 2 != h) continue;
-      const int column = i / 4 * 8 + i % 2;
-      if (column % 32 == 0) bits = seen_period.keys.next_word(before_first);
-      if (!(bits >> column % 32 & 1)) s[i] = -kInfinity;
-    }
+  for (int i = 0; i < n; ++i) {
+    if (!(seen_bits.words[i / 32] >> i % 32 & 1)) s[i] = -kInfinity;
   }
 }
 
@@ -894,9 +869,12 @@ __device__ __forceinline__ void consume_tile(
   // Read from one lane, so that the compiler knows them to be the same in all.
   first_tile = __shfl_sync(0xffffffffu, first_tile, 0);
   last_tile = __shfl_sync(0xffffffffu, last_tile, 0);
-  const int first_whole = (first_key_of(args, tile.batch, last_row) + kBc - 1) / kBc;
-  const int first_partial = end_key_of(args, tile.batch, first_row) / kBc;
-  const SeenPeriod seen_period(args, row);
+  SeenBits seen_bits(first_row);
+  if (last_tile > first_tile) {
+    seen_bits.find(tile, last_tile - 1);
+    seen_bits.read(args, tile);
+    seen_bits.find(tile, last_tile - 2);
+  }
   // A scale of zero becomes too small to matter, since 0 * infinity is not a number.
   const float scale = args.scale == 0.0f ? 1e-30f : fabsf(args.scale) * kLog2e;
   SoftmaxState softmax;
@@ -936,11 +914,9 @@ __device__ __forceinline__ void consume_tile(
     hold(s);
     if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
     k_pipe.advance();
-    if (tile.is_partial(n)) {
-      hide_between(s, seen_period, tile.key_tile(n) * kBc);
-      if (tile.key_tile(n) >= first_partial) hide_last(s, SeenKeys(args, tile.batch, row), tile.key_tile(n) * kBc);
-      if (tile.key_tile(n) < first_whole) hide_first(s, SeenKeys(args, tile.batch, row), tile.key_tile(n) * kBc);
-    }
+    if (seen_bits.is_partial) hide_unseen(s, seen_bits);
+    if (n > first_tile) seen_bits.read(args, tile);
+
     raise_maximum(s, softmax, rescale, scale);
     weigh(s, softmax, scale);
     pack_weights(s, p);
@@ -951,6 +927,7 @@ __device__ __forceinline__ void consume_tile(
       start_pv(o, p, v_desc + v_pipe.stage * kNextV);
       barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
       start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
+      seen_bits.find(tile, n - 1);
       wgmma_wait<1>();
       hold(o);
       if (leader) barrier_arrive(&smem.v_empty[v_pipe.stage]);
@@ -959,11 +936,9 @@ __device__ __forceinline__ void consume_tile(
       hold(s);
       if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
       k_pipe.advance();
-      if (tile.is_partial(n)) {
-        hide_between(s, seen_period, tile.key_tile(n) * kBc);
-        if (tile.key_tile(n) >= first_partial) hide_last(s, SeenKeys(args, tile.batch, row), tile.key_tile(n) * kBc);
-        if (tile.key_tile(n) < first_whole) hide_first(s, SeenKeys(args, tile.batch, row), tile.key_tile(n) * kBc);
-      }
+      if (seen_bits.is_partial) hide_unseen(s, seen_bits);
+      if (n > first_tile) seen_bits.read(args, tile);
+
       if (raise_maximum(s, softmax, rescale, scale)) rescale_output(o, rescale);
       weigh(s, softmax, scale);
       pack_weights(s, p);
@@ -1022,71 +997,104 @@ __device__ __forceinline__ void consume_tile(
   q_pipe.advance();
 }
 
+// Of what is found of 32 keys of a row, a bit for each, those of a lane's scores: two neighbours of every eight.
+__device__ __forceinline__ unsigned bits_of_lane(unsigned found) {
+  unsigned own = found >> threadIdx.x % 4 * 2 & 0x03030303u;
+  own = (own | own >> 4) & 0x00330033u;
+  return (own | own >> 8) & 0x3333u;
+}
+
 // Says whether one of sixteen rows, a `block` of a list's, as far as they are before `end_row`, sees a key of a tile, and
-// whether one does not. Two lanes have a row each, of whose
-// keys at every so many the first one tells whether the tile has any.
+// whether one does not; writes what they see. The warp's lanes ask for a key each, and keep of what all have found what
+// is their own. They ask whatever the interval is,
+// so that no answer is waited for before the next is asked for.
 __device__ __forceinline__ void look_at_rows(
-    const AttentionArgs& args, int batch, int list_head, int key_tile, int list_row, int block, int end_row,
+    const AttentionArgs& args, int* list, int batch, int list_head, int key_tile, int list_row, int block, int end_row,
     unsigned char& sees_one, unsigned char& misses_one) {
   const int lane = threadIdx.x % 32, first_key = key_tile * kBc;
+  unsigned words[kSeenWords] = {};
   bool any = false, all = true;
-  const int place = list_row + 16 * block + lane % 16, row = min(place, end_row - 1);
-  const bool is_there = place < end_row;
-  const int begin = is_there ? max(first_key_of(args, batch, row), first_key) : 0;
-  const int end = is_there ? min(end_key_of(args, batch, row), first_key + kBc) : 0;
-  const int steps = args.dilation;
-  const int apart = floor_mod(row + args.seqlen_k - args.seqlen_q, args.dilation) - begin % steps;
-  any = __any_sync(0xffffffffu, begin < end && (apart < 0 ? apart + steps : apart) < end - begin);
-  all = __all_sync(0xffffffffu, !is_there || begin == first_key && end == first_key + kBc && steps == 1);
+#pragma unroll 4
+  for (int i = 0; i < 16; ++i) {
+    const int place = list_row + 16 * block + i, row = min(place, end_row - 1);
+    const bool is_there = place < end_row;
+    const int begin = is_there ? first_key_of(args, batch, row) : 0, end = is_there ? end_key_of(args, batch, row) : 0;
+#pragma unroll
+    for (int column = 0; column < kBc; column += 32) {
+      const int key = first_key + column + lane;
+      const bool answer = sees(args, batch, list_head, row, min(key, args.seqlen_k - 1));
+      const unsigned found = __ballot_sync(0xffffffffu, answer && column + lane < kBc && key >= begin && key < end);
+      any |= found != 0;
+      all &= !is_there || found == (kBc - column < 32 ? (1u << (kBc - column) % 32) - 1 : 0xffffffffu);
+      if (i % 8 == lane / 4) words[column / 64] |= bits_of_lane(found) << (column / 32 % 2 * 16 + i / 8 * 2);
+    }
+  }
+  int* const bits = list + bits_of_tile(args, key_tile) + block / 4 * (kSeenWords * kWarpgroup) + block % 4 * 32 + lane;
+#pragma unroll
+  for (int i = 0; i < kSeenWords; ++i) bits[i * kWarpgroup] = int(words[i]);
   if (lane == 0 && any) sees_one = 1;
   if (lane == 0 && !all) misses_one = 1;
 }
 
-// Makes a list. Of 32 neighbouring tiles after the others the block's warps ask what rows see.
+// Makes a list, of which each of the `sharers`, blocks that count by `rank`, has some neighbouring tiles after the others, 32
+// at most: its warps ask what rows see. How many of them are listed tells those of all blocks their places in the list.
 __device__ __forceinline__ void make_list(
     const AttentionArgs& args, int* list, int batch, int list_head, int first_row, int end_row,
-    unsigned char* shared_bytes) {
+    int rank, int sharers, unsigned char* shared_bytes) {
   unsigned char *const sees_one = shared_bytes, *const misses_one = shared_bytes + 32;  // whether some row does, of 32 tiles
+  unsigned* const listed_here = reinterpret_cast<unsigned*>(shared_bytes + 64);  // which of them are listed: of this turn, or the next
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int first_tile = first_key_of(args, batch, first_row) / kBc;
   const int last_tile = (end_key_of(args, batch, end_row - 1) + kBc - 1) / kBc;
   int count = 0;
-  for (int first = first_tile; first < last_tile; first += 32) {
+  const int tiles_at_once = min((max(last_tile - first_tile, 0) + sharers - 1) / sharers, 32);  // of a block
+  for (int first = first_tile + rank * tiles_at_once, turn = 0; first - rank * tiles_at_once < last_tile; first += sharers * tiles_at_once, turn ^= 1) {
     if (threadIdx.x < 64) shared_bytes[threadIdx.x] = 0;
     __syncthreads();
     // Sixteen rows of a tile for a warp at a time.
-    const int num_tiles = min(last_tile - first, 32);
+    const int num_tiles = min(max(last_tile - first, 0), tiles_at_once);
     for (int i = warp; i < num_tiles * ((kListRows + 15) / 16); i += 16) {
       const int nth = i % num_tiles;
-      look_at_rows(args, batch, list_head, first + nth, first_row, i / num_tiles, end_row, sees_one[nth], misses_one[nth]);
+      look_at_rows(args, list, batch, list_head, first + nth, first_row, i / num_tiles, end_row, sees_one[nth], misses_one[nth]);
     }
     __syncthreads();
     const bool is_listed = sees_one[lane] != 0;
     const unsigned listed = __ballot_sync(0xffffffffu, is_listed);
+    if (threadIdx.x == 0) listed_here[turn] = listed;
+    if (sharers > 1) cluster_sync();  // what was read two turns ago is read by now
     if (warp == 0) {
-      const int place = 1 + count + __popc(listed & ((1u << lane) - 1));
-      count += __popc(listed);
+      int place = 1 + count + __popc(listed & ((1u << lane) - 1));
+      const unsigned of_block = sharers > 1 && lane < kListBlocks ? word_of_block(listed_here + turn, lane) : listed;
+      for (int block = 0; block < sharers; ++block) {
+        const int its_count = __popc(__shfl_sync(0xffffffffu, of_block, block));
+        if (block < rank) place += its_count;
+        count += its_count;
+      }
       if (is_listed) list[place] = 2 * (first + lane) + misses_one[lane];
     }
     __syncthreads();
   }
-  if (threadIdx.x == 0) list[0] = count;
+  if (rank == 0 && threadIdx.x == 0) list[0] = count;
 }
 
-// Makes the lists, of which a block makes one after the other.
-extern "C" __global__ void __launch_bounds__(512) attention_bf16_d64_window_dilation_lists(const AttentionArgs args) {
+// Makes the lists, a cluster of blocks each where these are there for all of them; else each block makes one after the
+// other by itself.
+extern "C" __global__ void __cluster_dims__(kListBlocks, 1, 1) __launch_bounds__(512, 2) attention_bf16_d64_window_dilation_lists(const AttentionArgs args) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   let_next_launch_begin();
   const int num_rows = args.seqlen_q;
   const int q_tiles = (num_rows + kListRows - 1) / kListRows;
   const int num_lists = q_tiles;
-  for (int nth_list = int(blockIdx.x); nth_list < num_lists; nth_list += int(gridDim.x)) {
+  const int num_blocks = int(gridDim.x), sharers = num_lists <= num_blocks / kListBlocks ? kListBlocks : 1;
+  const int rank = int(blockIdx.x) % sharers;
+  for (int nth_list = int(blockIdx.x) / sharers; nth_list < num_lists; nth_list += num_blocks / sharers) {
     const int q_tile = nth_list % q_tiles, nth = nth_list / q_tiles, first_row = q_tile * kListRows;
     const int batch = 0;
     const int list_head = 0;
     make_list(args, list_of_tiles(args, batch, list_head, q_tile), batch, list_head, first_row, min(first_row + kListRows, num_rows),
-              shared_bytes);
+              rank, sharers, shared_bytes);
   }
+  if (sharers > 1) cluster_sync();  // no block ends while others read what it has found
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
@@ -1165,7 +1173,7 @@ static cudaError_t encode_map(
 // Returns how many integers args->tile_lists must have room for.
 extern "C" long long attention_bf16_d64_window_dilation_list_ints(const AttentionArgs* args) {
   const long long seqlen_q = args->seqlen_q, seqlen_k = args->seqlen_k;
-  return (seqlen_q + kListRows - 1) / kListRows * ((seqlen_k + 63) / 64 + 1);
+  return (seqlen_q + kListRows - 1) / kListRows * ((seqlen_k + 63) / 64 * 513 + 1);
 }
 
 // How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
@@ -1188,10 +1196,10 @@ static cudaLaunchConfig_t configure(unsigned blocks, unsigned threads, size_t sm
 
 static int launch_lists(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
   const long long seqlen_q = args->seqlen_q;
-  const long long blocks = (seqlen_q + kListRows - 1) / kListRows;
+  const long long blocks = (seqlen_q + kListRows - 1) / kListRows * kListBlocks;
   if (blocks == 0) return cudaSuccess;
   if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
-  constexpr size_t smem_bytes = 64;
+  constexpr size_t smem_bytes = 72;
   const cudaError_t status =
       cudaFuncSetAttribute(attention_bf16_d64_window_dilation_lists, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
@@ -1266,4 +1274,4 @@ extern "C" int attention_bf16_d64_window_dilation(const AttentionArgs* args, cud
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "scoring": {"window": [1023, 0], "dilation": 2}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 256, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 64, "persistent": true, "q_stages": 2, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "copiers": 1, "k_stages": 4, "v_stages": 4, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 8, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_window_dilation", "launches": [{"threads": 512, "smem_bytes": 64, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [], "max_blocks": 1024, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "lists", "alike_batches": true, "alike_heads": true}, {"threads": 640, "smem_bytes": 132096, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "65f80c65517a9f75", "figures": [1507, 1160]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "scoring": {"window": [1023, 0], "dilation": 2}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 256, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 64, "persistent": true, "q_stages": 2, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": true, "copiers": 1, "k_stages": 4, "v_stages": 4, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 8, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_window_dilation", "launches": [{"threads": 512, "smem_bytes": 72, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [], "max_blocks": 1024, "cluster": 1, "pack_heads": false, "splits": 8, "heads_per_cluster": 1, "role": "lists", "alike_batches": true, "alike_heads": true}, {"threads": 640, "smem_bytes": 132096, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "101735857e8d7871", "figures": [1616, 1195]}
