@@ -27,6 +27,7 @@ from ..scoring.buffer_gradients import (
     SINK_THREADS,
     buffer_gradients,
 )
+from ..scoring.first_rows import first_rows_behind
 from ..scoring.scores import SCORE
 from ..variant import Variant
 
@@ -142,5 +143,6 @@ class GradientVariant(Variant):
             "buffer_gradients": buffer_gradients(problem.scores),
             "pairs": {"threads": PAIR_THREADS, "rows": PAIR_ROWS, "keys": PAIR_KEYS, "columns": PAIR_COLUMNS},
             "sink_threads": SINK_THREADS,
+            "first_rows": {each: first_rows_behind(problem.scores, each) for each in ("begins", "ends")},
             "slope": derivative(change, SCORE.name) if change is not None else None,
         }

@@ -5,8 +5,8 @@ after. Serves any batch, number of heads, lengths and strides, grouped-query hea
 none beside.
 
 Measured on NVIDIA H200, batch 1, 16 heads, 16384 rows, with a causal mask, window of 127 keys before and 0
-after: 285.6 us (median), spread 0.3 %, 149.8 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error
-per head against float64: 1.7e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen
+after: 259.5 us (median), spread 1.1 %, 164.9 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error
+per head against float64: 1.3e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen
 0.2.0, seed 0.
 
     from bf16_d128_backward_window127x0_causal_b1_n16384 import gradients
@@ -173,14 +173,14 @@ GRADIENTS: tuple[Tuned, ...] = (
             "arch": 90,
         },
         measurement={
-            "median_us": 285.5679988861084,
-            "spread": 0.0028574717451507357,
-            "tflops": 149.8179476933023,
+            "median_us": 259.47199761867523,
+            "spread": 0.010976162403086773,
+            "tflops": 164.8856597731019,
             "registers": 168,
             "spill_bytes": 0,
             "smem_bytes": 231424,
             "occupancy": 0.1875,
-            "error": 0.0016947504593384656,
+            "error": 0.0013018104202916101,
             "predicted": False,
             "busy": "",
             "driver": "580.159.04 (CUDA 13.0)",
@@ -254,7 +254,7 @@ GRADIENTS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = GRADIENTS[0].problem, GRADIENTS[0].variant, GRADIENTS[0].device
 MEASUREMENT = GRADIENTS[0].measurement
 
-_bound = ScoredGradients(GRADIENTS, operator="attention_bf16_d128_backward_window_5e627272")
+_bound = ScoredGradients(GRADIENTS, operator="attention_bf16_d128_backward_window_a52d81f6")
 gradients, explain, use, register_torch = _bound.gradients, _bound.explain, _bound.use, _bound.register_torch
 
 if __name__ == "__main__":

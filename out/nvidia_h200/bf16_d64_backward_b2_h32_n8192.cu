@@ -448,21 +448,24 @@ __device__ __forceinline__ KeyRange keys_of(const AttentionArgs& args, int batch
   return {first_key_of(args, batch, row), end_key_of(args, batch, row)};
 }
 
-// The rows that see some of the keys [first_key, end_key): neighbours, for bounds rise with rows.
+// The first of the rows [below, above) whose keys end behind a key, and the first whose begin behind it; `above` where
+// none do. Bounds rise with rows.
+__device__ __forceinline__ int first_row_that_ends(
+    const AttentionArgs& args, int batch, int key, int below, int above) {
+  int row = key < args.seqlen_k ? below : above;
+  if (kCausal) row = max(row, key + 1 - (args.seqlen_k - args.seqlen_q + 1));
+  return min(row, above);
+}
+__device__ __forceinline__ int first_row_that_begins(
+    const AttentionArgs& args, int batch, int key, int below, int above) {
+  return above;
+}
+
+// The rows that see some of the keys [first_key, end_key): neighbours.
 __device__ __forceinline__ void find_rows(
     const AttentionArgs& args, int batch, int first_key, int end_key, int& first_row, int& end_row) {
-  int below = 0, above = args.seqlen_q;
-  while (below < above) {  // the first row that does not end before them
-    const int middle = below + (above - below) / 2;
-    if (end_key_of(args, batch, middle) > first_key) above = middle; else below = middle + 1;
-  }
-  first_row = below;
-  above = args.seqlen_q;
-  while (below < above) {  // and the first that begins behind them
-    const int middle = below + (above - below) / 2;
-    if (first_key_of(args, batch, middle) >= end_key) above = middle; else below = middle + 1;
-  }
-  end_row = below;
+  first_row = first_row_that_ends(args, batch, first_key, 0, args.seqlen_q);
+  end_row = first_row_that_begins(args, batch, end_key - 1, first_row, args.seqlen_q);
 }
 
 // Of each row, its log-sum-exp in powers of two (infinity where it sees nothing, and so weighs nothing), and what its
@@ -1302,4 +1305,4 @@ extern "C" int attention_bf16_d64_backward(const AttentionArgs* args, cudaStream
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "registers", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_head", "meeting": "late", "ranges": "of_rows", "min_blocks": 1, "turns": "free", "sums": "any_order", "walk": "down"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 199680, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "postprocess", "dependent": true}], "digest": "1a9e893b3b674be1", "figures": [2115, 1035]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "registers", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_head", "meeting": "late", "ranges": "of_rows", "min_blocks": 1, "turns": "free", "sums": "any_order", "walk": "down"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 199680, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "postprocess", "dependent": true}], "digest": "114d0cde64f833ba", "figures": [2115, 1035]}

@@ -8,12 +8,12 @@
 // Masks and scores: window. Their numbers and arrays are run-time arguments, too.
 //
 // Family wgmma-backward:
-//   bc = 64                    keys that a block keeps, whose gradients it makes
+//   bc = 128                   keys that a block keeps, whose gradients it makes
 //   apart = false              of 64 keys one warpgroup makes dv and another dk, which takes fewer registers
-//   br = 64                    query rows that pass by them
+//   br = 128                   query rows that pass by them
 //   schedule = ahead           products with weights: after those of their gradients, beside, or beside a tile ahead
 //   parts = 2                  parts of them whose weights are made one behind the other
-//   kept = shared              what products read from registers: values, or keys as well
+//   kept = values              what products read from registers: values, or keys as well
 //   q_stages = 2               tiles of queries in shared memory
 //   dout_stages = 2            tiles of gradients of outputs in shared memory
 //   dq_path = bulk             who makes queries' gradients: a launch, or blocks of keys by sums in memory
@@ -24,7 +24,6 @@
 //   v_stages = 2               tiles of values in shared memory
 //   order = heaviest_first     blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
 //   ranges = of_keys           what masks are told by: the keys that each row sees, or the rows that see each key
-//   min_blocks = 2             blocks per SM, of those that keep keys
 //   turns = free               tiles of keys that a block takes: one, or each so-manieth, or the next whenever it is free
 //   sums = handed_on           who adds to queries' gradients next: whoever comes, or the block whose keys are next
 //   walk = up                  rows that pass by, where sums are handed on: from the last one down, or up
@@ -32,8 +31,8 @@
 // Tuned with window of 127 keys before and 0 after.
 //
 // Measured on NVIDIA H200, batch 1, 32 heads, 16384 rows, with a causal mask, window of 127 keys before and 0
-// after: 362.8 us (median), spread 1.4 %, 117.9 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest
-// error per head against float64: 1.8e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by
+// after: 298.6 us (median), spread 0.4 %, 143.3 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest
+// error per head against float64: 1.4e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by
 // flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -45,11 +44,11 @@
 //
 //     flashgen emit bf16_d64_backward_window127x0_causal_b1_h32_n16384.cu \
 //         --device h200 --dtype bf16 --d 64 --backward --causal --window 127,0 --batch 1 --heads 32 \
-//         --seqlen 16384 --family wgmma-backward --set bc=64 --set apart=false --set br=64 \
-//         --set schedule=ahead --set parts=2 --set kept=shared --set q_stages=2 --set dout_stages=2 \
+//         --seqlen 16384 --family wgmma-backward --set bc=128 --set apart=false --set br=128 \
+//         --set schedule=ahead --set parts=2 --set kept=values --set q_stages=2 --set dout_stages=2 \
 //         --set dq_path=bulk --set ds_stages=2 --set rows=128 --set keys=64 --set k_stages=2 \
-//         --set v_stages=2 --set order=heaviest_first --set ranges=of_keys --set min_blocks=2 \
-//         --set turns=free --set sums=handed_on --set walk=up
+//         --set v_stages=2 --set order=heaviest_first --set ranges=of_keys --set turns=free \
+//         --set sums=handed_on --set walk=up
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -98,12 +97,12 @@ constexpr int kD = 64, kDv = 64;  // head dims of keys and of values
 constexpr int kVec = 8;  // elements that strides must be multiples of, for the copy engine
 
 constexpr int kWarpgroup = 128;  // threads of a warpgroup
-constexpr int kBc = 64;  // keys that a block keeps, whose gradients it makes
-constexpr int kPassingRows = 64;  // query rows that pass by them at a time
+constexpr int kBc = 128;  // keys that a block keeps, whose gradients it makes
+constexpr int kPassingRows = 128;  // query rows that pass by them at a time
 constexpr int kParts = 2, kWeighedRows = kPassingRows / kParts;  // of them, which are weighed one behind the other
-constexpr int kConsumers = 1;  // warpgroups that compute, beside the producer
-constexpr int kThreads = 256;
-constexpr int kMaxBlocks = 264;  // as many as run at once
+constexpr int kConsumers = 2;  // warpgroups that compute, beside the producer
+constexpr int kThreads = 384;
+constexpr int kMaxBlocks = 132;  // as many as run at once
 constexpr int kQStages = 2, kDoutStages = 2;  // tiles of them in shared memory
 constexpr int kDsStages = 2;  // tiles of gradients of scores in shared memory
 constexpr int kShareTiles = 1, kShareColumns = 64;  // of queries' gradients, of 64 rows, by consumer
@@ -117,7 +116,7 @@ constexpr int kMostChunks = 1;  // of gradients of keys or of values
 struct HandedTurn {
   int batch, kv_head, first_key, first_row, of_head, end_before, first_behind;
 };
-constexpr int kRowBox = 64, kKeyBox = 64;  // rows and keys that one copy brings
+constexpr int kRowBox = 128, kKeyBox = 128;  // rows and keys that one copy brings
 constexpr int kStatisticsRows = 32, kStatisticsThreads = 256;
 
 // A tile in shared memory is made of chunks of 64 columns, whose rows of 128 bytes are swizzled.
@@ -154,7 +153,7 @@ struct SharedStorage {
   HandedTurn next_handed, turns[2];  // what comes with the next turn, and movers' own, whose threads have few registers
 };
 
-static_assert(sizeof(SharedStorage) == 100352, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 232448, "the size that pruning counted on");
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
@@ -305,6 +304,13 @@ __device__ __forceinline__ void leave_number(int* place, int number) {
                : "memory");
 }
 
+__device__ __forceinline__ void ldmatrix_x4(unsigned* m, const void* row) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(address));
+}
+
 __device__ __forceinline__ void stmatrix_x4_trans(void* row, const unsigned* m) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
                :
@@ -376,19 +382,40 @@ __device__ __forceinline__ void hold(float (&registers)[n]) {
 
 // D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. Products along the columns of both factors read
 // them from shared memory; sums have their weights in registers and what they weigh by rows.
-__device__ __forceinline__ void wgmma_m64n32k16_bf16_ss(
-    float (&d)[16], unsigned long long a, unsigned long long b, bool accumulate) {
+__device__ __forceinline__ void wgmma_m64n64k16_bf16_ss(
+    float (&d)[32], unsigned long long a, unsigned long long b, bool accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      "setp.ne.b32 p, %18, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-      "%16, %17, p, 1, 1, 0, 0;\n"
+      "setp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "%32, %33, p, 1, 1, 0, 0;\n"
       "}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
       : "l"(a), "l"(b), "r"(int(accumulate)));
+}
+
+__device__ __forceinline__ void wgmma_m64n64k16_bf16_rs(
+    float (&d)[32], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "{%32, %33, %34, %35}, %36, p, 1, 1, 0;\n"
+      "}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));
 }
 
 __device__ __forceinline__ void wgmma_m64n64k16_bf16_rs_trans(
@@ -480,21 +507,27 @@ __device__ __forceinline__ int end_key_of(const AttentionArgs& args, int batch, 
   return max(0, end);
 }
 
-// The rows that see some of the keys [first_key, end_key): neighbours, for bounds rise with rows.
+// The first of the rows [below, above) whose keys end behind a key, and the first whose begin behind it; `above` where
+// none do. Bounds rise with rows.
+__device__ __forceinline__ int first_row_that_ends(
+    const AttentionArgs& args, int batch, int key, int below, int above) {
+  int row = key < args.seqlen_k ? below : above;
+  if (kCausal) row = max(row, key + 1 - (args.seqlen_k - args.seqlen_q + 1));
+  row = max(row, (args.window_right < 0 ? 0 : key + 1 - (args.seqlen_k - args.seqlen_q + args.window_right + 1)));
+  return min(row, above);
+}
+__device__ __forceinline__ int first_row_that_begins(
+    const AttentionArgs& args, int batch, int key, int below, int above) {
+  int row = above;
+  row = min(row, (args.window_left < 0 ? args.seqlen_q : key + 1 - (args.seqlen_k - args.seqlen_q - args.window_left)));
+  return max(row, below);
+}
+
+// The rows that see some of the keys [first_key, end_key): neighbours.
 __device__ __forceinline__ void find_rows(
     const AttentionArgs& args, int batch, int first_key, int end_key, int& first_row, int& end_row) {
-  int below = 0, above = args.seqlen_q;
-  while (below < above) {  // the first row that does not end before them
-    const int middle = below + (above - below) / 2;
-    if (end_key_of(args, batch, middle) > first_key) above = middle; else below = middle + 1;
-  }
-  first_row = below;
-  above = args.seqlen_q;
-  while (below < above) {  // and the first that begins behind them
-    const int middle = below + (above - below) / 2;
-    if (first_key_of(args, batch, middle) >= end_key) above = middle; else below = middle + 1;
-  }
-  end_row = below;
+  first_row = first_row_that_ends(args, batch, first_key, 0, args.seqlen_q);
+  end_row = first_row_that_begins(args, batch, end_key - 1, first_row, args.seqlen_q);
 }
 
 // The rows that see a key, a predicate aside: none where it is not there.
@@ -504,32 +537,22 @@ struct RowRange {
 // `first_row` and `end_row`: no others see it.
 __device__ __forceinline__ RowRange rows_of(
     const AttentionArgs& args, int batch, int key, int first_row, int end_row) {
-  int begin = first_row, above = end_row;
-  while (begin < above) {  // the first row that does not end before the key
-    const int middle = begin + (above - begin) / 2;
-    if (end_key_of(args, batch, middle) > key) above = middle; else begin = middle + 1;
-  }
-  int end = begin;
-  above = end_row;
-  while (end < above) {  // and the first that begins behind it
-    const int middle = end + (above - end) / 2;
-    if (first_key_of(args, batch, middle) > key) above = middle; else end = middle + 1;
-  }
-  return {begin, end};
+  const int begin = first_row_that_ends(args, batch, key, first_row, end_row);
+  return {begin, first_row_that_begins(args, batch, key, begin, end_row)};
 }
 
 // Of each row, its log-sum-exp in powers of two (infinity where it sees nothing, and so weighs nothing), and what its
 // scores' gradients are less by.
 // A head's last tile, which is copied as a whole, is filled up with rows that weigh nothing, too.
 __device__ __forceinline__ int filled_rows(const AttentionArgs& args) {
-  return (args.seqlen_q + 63) / 64 * 64;
+  return (args.seqlen_q + 127) / 128 * 128;
 }
 __device__ __forceinline__ float* lse_of(const AttentionArgs& args, int batch, int head) {
   return args.workspace + (static_cast<long long>(batch) * args.num_q_heads + head) * filled_rows(args);
 }
 __device__ __forceinline__ float* delta_of(const AttentionArgs& args, int batch, int head) {
   return lse_of(args, batch, head) +
-         ((static_cast<long long>(args.batch)) * args.num_q_heads * ((args.seqlen_q + 63) / 64 * 64) + 63) / 64 * 64;
+         ((static_cast<long long>(args.batch)) * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64;
 }
 // Sums of the gradients of a head's queries, before scores' scale: tiles of 16 rows by 8 columns, as products leave them,
 // which blocks hand on.
@@ -538,8 +561,8 @@ __device__ __forceinline__ long long num_query_sums(const AttentionArgs& args) {
 }
 __device__ __forceinline__ float* query_sums_of(const AttentionArgs& args, int batch, int head) {
   const long long batches = args.batch;
-  return args.workspace + (batches * args.num_q_heads * ((args.seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
-         (batches * args.num_q_heads * ((args.seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
+  return args.workspace + (batches * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
+         (batches * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
          (static_cast<long long>(batch) * args.num_q_heads + head) * num_query_sums(args);
 }
 // Where a tile of them begins for a lane, whose next numbers are neighbours.
@@ -552,9 +575,9 @@ __device__ __forceinline__ int* next_keys_of(const AttentionArgs& args, int batc
   const int tiles = (args.seqlen_q + kPassingRows - 1) / kPassingRows;
   const long long batches = args.batch;
   return reinterpret_cast<int*>(
-             args.workspace + (batches * args.num_q_heads * ((args.seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
-             (batches * args.num_q_heads * ((args.seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
-             (batches * args.num_q_heads * ((args.seqlen_q + 63) / 64 * 64) * 64 + 63) / 64 * 64 + 64) +
+             args.workspace + (batches * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
+             (batches * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
+             (batches * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) * 64 + 63) / 64 * 64 + 64) +
          (static_cast<long long>(batch) * args.num_q_heads + head) * tiles;
 }
 
@@ -588,8 +611,12 @@ __device__ __forceinline__ bool is_partial(
 
 // One step of products along columns, and of sums.
 __device__ __forceinline__ void multiply(
-    float (&s)[16], unsigned long long a, unsigned long long b, bool accumulate) {
-  wgmma_m64n32k16_bf16_ss(s, a, b, accumulate);
+    float (&s)[32], unsigned long long a, unsigned long long b, bool accumulate) {
+  wgmma_m64n64k16_bf16_ss(s, a, b, accumulate);
+}
+__device__ __forceinline__ void multiply(
+    float (&s)[32], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
+  wgmma_m64n64k16_bf16_rs(s, a, b, accumulate);
 }
 __device__ __forceinline__ void multiply(float (&sum)[32], const unsigned (&a)[4], unsigned long long b) {
   wgmma_m64n64k16_bf16_rs_trans(sum, a, b, true);
@@ -605,6 +632,26 @@ __device__ __forceinline__ void start_products(float (&s)[n], unsigned long long
     multiply(s, step_of_columns<Kept>(kept, step), step_of_columns<Passing>(passing, step), step > 0);
   }
   wgmma_commit();
+}
+
+// The same of rows that stay in registers.
+template <typename Passing, int steps, int n>
+__device__ __forceinline__ void start_products(
+    float (&s)[n], const unsigned (&kept)[steps][4], unsigned long long passing) {
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < steps; ++step) multiply(s, kept[step], step_of_columns<Passing>(passing, step), step > 0);
+  wgmma_commit();
+}
+
+// A warp's sixteen of 64 rows, from `first` on, as operands of sixteen columns each.
+template <int steps>
+__device__ __forceinline__ void take_kept(unsigned (&kept)[steps][4], const KeptKeys* tile, int first) {
+  const int lane = threadIdx.x % 32, row = first + threadIdx.x % kWarpgroup / 32 * 16 + lane % 16;
+#pragma unroll
+  for (int step = 0; step < steps; ++step) {
+    ldmatrix_x4(kept[step], tile[step / 4] + row * kChunk + ((step % 4 * 2 + lane / 16) ^ row % 8) * 8);
+  }
 }
 
 // Starts to add what passes by to sums, by the weights of sixteen rows of it a step.
@@ -970,7 +1017,7 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
 }
 
 // Gradients of keys and values: a block keeps kBc of them at a time, 64 for each consumer, and the rows that see some pass by.
-extern "C" __global__ void __launch_bounds__(kThreads, 2)
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_bf16_d64_backward_window_kernel(const AttentionArgs args, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
@@ -1060,7 +1107,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     }
     return;
   }
-  take_registers<216>();
+  take_registers<232>();
   int ds_stage = 0;
   PipelineState<2> sums_pipe;
   int number = 0;
@@ -1080,7 +1127,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     const RowRange rows_of_own = rows_of(args, batch, own_key, first_row, end_row);
     const RowRange rows_of_other = rows_of(args, batch, own_key + 8, first_row, end_row);
     const unsigned long long k_desc = descriptor(smem.k[0] + own * kChunk);
-    const unsigned long long v_desc = descriptor(smem.v[0] + own * kChunk);
+    unsigned kept_v[kDvSteps][4];
     const float scale = args.scale * kLog2e;
     float sum_k[kD / 2] = {}, sum_v[kDv / 2] = {};
     const int share_row = consumer * kShareTiles * 64;  // a consumer's share of each tile of rows begins there
@@ -1102,7 +1149,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
         start_products<kDSteps, KeptKeys, PassingRows>(s, k_desc, q_desc);
         beside_scores();
         if (part == 0) barrier_wait(&smem.dout_full[dout_pipe.stage], dout_pipe.phase);
-        start_products<kDvSteps, KeptKeys, PassingRows>(gradient, v_desc, dout_desc);
+        start_products<PassingRows>(gradient, kept_v, dout_desc);
         beside_others();
         wgmma_wait<1>();
         hold(s);
@@ -1158,6 +1205,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
         dout_pipe.advance();
       };
       barrier_wait(&smem.kept_full, kept_phase);
+      take_kept(kept_v, smem.v, own);
       make_gradients(0, [] {}, [] {});
 #pragma unroll 1
       while (true) {
@@ -1257,10 +1305,10 @@ static cudaError_t encode_map(
 extern "C" long long attention_bf16_d64_backward_window_workspace_bytes(const AttentionArgs* args) {
   const long long batch = args->batch, num_q_heads = args->num_q_heads;
   const long long seqlen_q = args->seqlen_q;
-  return 4 * ((batch * num_q_heads * ((seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
-              (batch * num_q_heads * ((seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
-              (batch * num_q_heads * ((seqlen_q + 63) / 64 * 64) * 64 + 63) / 64 * 64 +
-              (batch * num_q_heads * ((seqlen_q + 63) / 64) + 63) / 64 * 64 + 64);
+  return 4 * ((batch * num_q_heads * ((seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
+              (batch * num_q_heads * ((seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
+              (batch * num_q_heads * ((seqlen_q + 127) / 128 * 128) * 64 + 63) / 64 * 64 +
+              (batch * num_q_heads * ((seqlen_q + 127) / 128) + 63) / 64 * 64 + 64);
 }
 
 // How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
@@ -1306,22 +1354,22 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& b
   TensorMaps maps;
   const cudaError_t q_status = encode_map(
       &maps.q, args->q, {kD, args->seqlen_q, args->num_q_heads, args->batch},
-      {args->q_stride_row, args->q_stride_head, args->q_stride_batch}, 64, 64,
+      {args->q_stride_row, args->q_stride_head, args->q_stride_batch}, 64, 128,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (q_status != cudaSuccess) return q_status;
   const cudaError_t dout_status = encode_map(
       &maps.dout, args->dout, {kDv, args->seqlen_q, args->num_q_heads, args->batch},
-      {args->dout_stride_row, args->dout_stride_head, args->dout_stride_batch}, 64, 64,
+      {args->dout_stride_row, args->dout_stride_head, args->dout_stride_batch}, 64, 128,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (dout_status != cudaSuccess) return dout_status;
   const cudaError_t k_status = encode_map(
       &maps.k, any_keys ? args->k : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 64, 64,
+      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 64, 128,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (k_status != cudaSuccess) return k_status;
   const cudaError_t v_status = encode_map(
       &maps.v, any_keys ? args->v : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 64,
+      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 128,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (v_status != cudaSuccess) return v_status;
   const cudaError_t dq_status = encode_map(
@@ -1331,12 +1379,12 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& b
   if (dq_status != cudaSuccess) return dq_status;
   const cudaError_t dk_status = encode_map(
       &maps.dk, any_keys ? args->dk : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->dk_stride_row, args->dk_stride_head, args->dk_stride_batch}, 64, 64,
+      {args->dk_stride_row, args->dk_stride_head, args->dk_stride_batch}, 64, 128,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (dk_status != cudaSuccess) return dk_status;
   const cudaError_t dv_status = encode_map(
       &maps.dv, any_keys ? args->dv : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->dv_stride_row, args->dv_stride_head, args->dv_stride_batch}, 64, 64,
+      {args->dv_stride_row, args->dv_stride_head, args->dv_stride_batch}, 64, 128,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (dv_status != cudaSuccess) return dv_status;
   constexpr size_t smem_bytes = sizeof(SharedStorage);
@@ -1381,4 +1429,4 @@ extern "C" int attention_bf16_d64_backward_window(const AttentionArgs* args, cud
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 1, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 16384, "seqlen_k": 16384, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "scoring": {"window": [127, 0]}, "backward": true}, "family": "wgmma-backward", "variant": {"bc": 64, "apart": false, "br": 64, "schedule": "ahead", "parts": 2, "kept": "shared", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "heaviest_first", "meeting": "at_once", "ranges": "of_keys", "min_blocks": 2, "turns": "free", "sums": "handed_on", "walk": "up"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward_window", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 256, "smem_bytes": 100352, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 264, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "7639aa9a97b34009", "figures": [2490, 1273]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 1, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 16384, "seqlen_k": 16384, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "scoring": {"window": [127, 0]}, "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "values", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "heaviest_first", "meeting": "at_once", "ranges": "of_keys", "min_blocks": 1, "turns": "free", "sums": "handed_on", "walk": "up"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward_window", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 232448, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "3fe652235e6f9af7", "figures": [2419, 1256]}

@@ -374,21 +374,24 @@ __device__ __forceinline__ KeyRange keys_of(const AttentionArgs& args, int batch
   return {first_key_of(args, batch, row), end_key_of(args, batch, row)};
 }
 
-// The rows that see some of the keys [first_key, end_key): neighbours, for bounds rise with rows.
+// The first of the rows [below, above) whose keys end behind a key, and the first whose begin behind it; `above` where
+// none do. Bounds rise with rows.
+__device__ __forceinline__ int first_row_that_ends(
+    const AttentionArgs& args, int batch, int key, int below, int above) {
+  int row = key < args.seqlen_k ? below : above;
+  if (kCausal) row = max(row, key + 1 - (args.seqlen_k - args.seqlen_q + 1));
+  return min(row, above);
+}
+__device__ __forceinline__ int first_row_that_begins(
+    const AttentionArgs& args, int batch, int key, int below, int above) {
+  return above;
+}
+
+// The rows that see some of the keys [first_key, end_key): neighbours.
 __device__ __forceinline__ void find_rows(
     const AttentionArgs& args, int batch, int first_key, int end_key, int& first_row, int& end_row) {
-  int below = 0, above = args.seqlen_q;
-  while (below < above) {  // the first row that does not end before them
-    const int middle = below + (above - below) / 2;
-    if (end_key_of(args, batch, middle) > first_key) above = middle; else below = middle + 1;
-  }
-  first_row = below;
-  above = args.seqlen_q;
-  while (below < above) {  // and the first that begins behind them
-    const int middle = below + (above - below) / 2;
-    if (first_key_of(args, batch, middle) >= end_key) above = middle; else below = middle + 1;
-  }
-  end_row = below;
+  first_row = first_row_that_ends(args, batch, first_key, 0, args.seqlen_q);
+  end_row = first_row_that_begins(args, batch, end_key - 1, first_row, args.seqlen_q);
 }
 
 // Of each row, its log-sum-exp in powers of two (infinity where it sees nothing, and so weighs nothing), and what its
@@ -1194,4 +1197,4 @@ extern "C" int attention_f32_d64_backward(const AttentionArgs* args, cudaStream_
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 64, "schedule": "weights_first", "parts": 1, "kept": "shared", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 1, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_head", "meeting": "at_once", "ranges": "of_rows", "min_blocks": 1, "turns": "one", "sums": "any_order", "walk": "down"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d64_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 256, "smem_bytes": 32, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "query_tiles", "dependent": true}, {"threads": 256, "smem_bytes": 32, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "key_tiles", "of_keys": true, "dependent": true}, {"threads": 384, "smem_bytes": 198656, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "postprocess", "dependent": true}], "digest": "fb00aacb45c0e7b0", "figures": [1865, 914]}
+// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 64, "schedule": "weights_first", "parts": 1, "kept": "shared", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 1, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_head", "meeting": "at_once", "ranges": "of_rows", "min_blocks": 1, "turns": "one", "sums": "any_order", "walk": "down"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d64_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 256, "smem_bytes": 32, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "query_tiles", "dependent": true}, {"threads": 256, "smem_bytes": 32, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "key_tiles", "of_keys": true, "dependent": true}, {"threads": 384, "smem_bytes": 198656, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "postprocess", "dependent": true}], "digest": "a93ae66fd8f6bcb1", "figures": [1865, 914]}

@@ -422,11 +422,24 @@ __device__ __forceinline__ KeyRange keys_of(const AttentionArgs& args, int batch
   return {first_key_of(args, batch, row), end_key_of(args, batch, row)};
 }
 
-// The rows that see some of the keys [first_key, end_key): neighbours, for bounds rise with rows.
+// The first of the rows [below, above) whose keys end behind a key, and the first whose begin behind it; `above` where
+// none do. Bounds rise with rows.
+__device__ __forceinline__ int first_row_that_ends(
+    const AttentionArgs& args, int batch, int key, int below, int above) {
+  int row = key < args.seqlen_k ? below : above;
+  if (kCausal) row = max(row, key + 1 - (args.seqlen_k - args.seqlen_q + 1));
+  return min(row, above);
+}
+__device__ __forceinline__ int first_row_that_begins(
+    const AttentionArgs& args, int batch, int key, int below, int above) {
+  return above;
+}
+
+// The rows that see some of the keys [first_key, end_key): neighbours.
 __device__ __forceinline__ void find_rows(
     const AttentionArgs& args, int batch, int first_key, int end_key, int& first_row, int& end_row) {
-  first_row = min(max(first_key - (args.seqlen_k - args.seqlen_q), 0), args.seqlen_q);
-  end_row = args.seqlen_q;
+  first_row = first_row_that_ends(args, batch, first_key, 0, args.seqlen_q);
+  end_row = first_row_that_begins(args, batch, end_key - 1, first_row, args.seqlen_q);
 }
 
 // Of each row, its log-sum-exp in powers of two (infinity where it sees nothing, and so weighs nothing), and what its
