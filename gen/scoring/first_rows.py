@@ -44,10 +44,10 @@ def first_row_behind(bound: Expression) -> Expression | None:
     if not isinstance(bound, Apply) or bound.function not in ("where", "max", "min"):
         return None
     *condition, first, last = bound.operands
-    rows = first_row_behind(first), first_row_behind(last)
-    if rows[0] is None or rows[1] is None:
+    row, other = first_row_behind(first), first_row_behind(last)
+    if row is None or other is None:
         return None
     if bound.function == "where":
-        return None if ROW.name in condition[0].names() else apply("where", condition[0], *rows)
+        return None if ROW.name in condition[0].names() else apply("where", condition[0], row, other)
     # The greater of two is behind a key as soon as either is.
-    return minimum(*rows) if bound.function == "max" else maximum(*rows)
+    return minimum(row, other) if bound.function == "max" else maximum(row, other)
