@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -18,7 +18,7 @@ from flashgen.tuner.cards.emulated import SimDevice, SimRunner
 from flashgen.tuner.evaluate import reference
 
 from tests.support.emulated import inputs
-from tests.support.scorings import STEPS, drawn_values
+from tests.support.scorings import OF_STEPS, STEPS, drawn_values
 
 SCALE = 0.3
 #: What says that a row of the tensor cores is right as it is.
@@ -59,6 +59,19 @@ def attend(
     runner = SimRunner(preset("h200"), seed=rows + keys, sanitize=sanitize)
     found = runner.attend(build, *case, scale=scale, want_lse=True, values=values)
     return found, reference.attention(*case, scale=scale, scores=problem.scores, values=values)
+
+
+def cases_by_steps(
+    walks: Mapping[str, Variant], problem_of: Callable[..., Problem]
+) -> list[tuple[str, str, bool]]:
+    """Every other one of the masks of every so many keys, the walks and causal or not, where it is legal."""
+    return [
+        (name, walk, causal)
+        for i, (name, scoring) in enumerate(OF_STEPS.items())
+        for j, walk in enumerate(walks)
+        for causal in (False, True)
+        if (i + j + causal) % 2 == 0 and is_legal(walks[walk], problem_of(scoring, causal=causal))
+    ]
 
 
 def attended_by_steps(build: Build) -> Iterator[Any]:
