@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 #: Bytes written to flush L2, in L2s.
 FLUSH_FACTOR = 4
 #: The card idles this long after the flush, so that the host has enqueued the call before it starts: times
-#: are the card's alone, however long the caller takes. Libraries called from Python take up to a third of it.
-IDLE_MS = 0.5
+#: are the card's alone, however long the caller takes. Libraries called from Python take up to a third of it;
+#: where a host is slower, the card idles so many times as long as a caller took when it warmed up, at most
+#: this long.
+IDLE_MS, IDLE_CALLS, MOST_IDLE_MS = 0.5, 2.0, 10.0
 #: What a card runs at whose clock torch does not tell, in kHz.
 USUAL_CLOCK_KHZ = 2_000_000
 WARM_UP_CALLS = 2
@@ -29,24 +32,37 @@ class EventTimer:
         self._flush = torch.empty(FLUSH_FACTOR * l2_bytes, dtype=torch.int8, device="cuda")
         # Not promised for ever; without it short calls carry some of the host's time.
         self._idle: Callable[[int], None] | None = getattr(torch.cuda, "_sleep", None)
-        self._idle_cycles = int(IDLE_MS * (getattr(properties, "clock_rate", 0) or USUAL_CLOCK_KHZ))
+        self._clock_khz = getattr(properties, "clock_rate", 0) or USUAL_CLOCK_KHZ
 
-    def once(self, call: Callable[[], Any], meanwhile: Callable[[], None] | None = None) -> float:
-        """Times one call, in milliseconds, with L2 flushed before it. ``meanwhile`` is called once the card
-        is at work on it."""
+    def once(
+        self,
+        call: Callable[[], Any],
+        meanwhile: Callable[[], None] | None = None,
+        idle_ms: float = IDLE_MS,
+    ) -> float:
+        """Times one call, in milliseconds, with L2 flushed before it and the card idle for ``idle_ms``.
+        ``meanwhile`` is called once the card is at work on it."""
+        return self._both(call, meanwhile, idle_ms)[0]
+
+    def _both(
+        self, call: Callable[[], Any], meanwhile: Callable[[], None] | None, idle_ms: float
+    ) -> tuple[float, float]:
+        """Returns the card's milliseconds, and those that the caller took to enqueue the call."""
         start, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
         self._flush.zero_()
         if self._idle is not None:
-            self._idle(self._idle_cycles)
+            self._idle(int(idle_ms * self._clock_khz))
         start.record()
+        began = time.perf_counter()
         call()
+        caller_ms = 1e3 * (time.perf_counter() - began)
         end.record()
         if meanwhile is not None:
             # Not while it idles, when its clock is another.
             start.synchronize()
             meanwhile()
         end.synchronize()
-        return start.elapsed_time(end)
+        return start.elapsed_time(end), caller_ms
 
     def in_turns(
         self,
@@ -60,9 +76,13 @@ class EventTimer:
         Who follows whom changes from round to round: a call that leaves the card hot or its clock low is
         followed by each of the others.
         """
-        first_ms = 0.0
+        first_ms, idle_ms = 0.0, dict.fromkeys(calls, MOST_IDLE_MS)
         for _ in range(WARM_UP_CALLS):
-            first_ms = sum(self.once(call) for call in calls.values())
+            first_ms = 0.0
+            for name, call in calls.items():
+                card_ms, caller_ms = self._both(call, None, IDLE_MS)
+                first_ms += card_ms
+                idle_ms[name] = min(idle_ms[name], max(IDLE_MS, IDLE_CALLS * caller_ms))
         least = LEAST_ROUNDS if first_ms > LONG_ROUND_MS else MIN_ROUNDS
         rounds = min(MAX_ROUNDS, max(least, int(budget_ms / max(first_ms, 1e-3))))
         names = list(calls)
@@ -72,5 +92,5 @@ class EventTimer:
             order = names[first:] + names[:first]
             for name in order if number // len(names) % 2 == 0 else reversed(order):
                 meanwhile = None if watch is None else partial(watch, name)
-                times[name].append(self.once(calls[name], meanwhile))
+                times[name].append(self.once(calls[name], meanwhile, idle_ms[name]))
         return {name: tuple(values) for name, values in times.items()}

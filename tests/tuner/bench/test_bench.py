@@ -686,6 +686,20 @@ def test_calls_take_turns_each_with_the_l2_flushed(clock):
     assert clock.idled == [990_000]
 
 
+def test_the_card_idles_until_a_slow_caller_has_enqueued_its_call(clock):
+    def slow() -> None:
+        time.sleep(0.003)
+        clock.launch("slow")
+
+    clock.idled.clear()
+    EventTimer(clock).in_turns({"slow": slow, "fast": lambda: clock.launch("fast")}, budget_ms=8)
+    warm_up, rounds = clock.idled[: 2 * WARM_UP_CALLS], clock.idled[2 * WARM_UP_CALLS :]
+    assert set(warm_up) == {1_000_000}
+    # Twice the three milliseconds that it took, and what the machine added; as many cycles as ever otherwise.
+    assert 12_000_000 <= max(rounds) <= 20_000_000 and min(rounds) == 1_000_000
+    assert rounds.count(max(rounds)) == rounds.count(min(rounds)) == MIN_ROUNDS
+
+
 def test_the_card_is_watched_while_it_is_at_work(clock):
     seen: list[tuple[str, str]] = []
     events: list[Any] = []
