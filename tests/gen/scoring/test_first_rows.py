@@ -10,6 +10,7 @@ from flashgen.gen.scoring.first_rows import first_row_behind, first_rows_behind
 from flashgen.gen.scoring.meaning import asked_scores
 from flashgen.gen.scoring.scores import DIAGONAL, KEY, NUM_KEYS, NUM_ROWS, ROW
 
+CHUNK = Name("chunk", nonnegative=True)
 LENGTHS = [(7, 19), (19, 7), (12, 12)]
 SOLVED = {
     "row itself": ROW + DIAGONAL + 1,
@@ -20,6 +21,8 @@ SOLVED = {
     "the greater of two": apply("max", ROW + DIAGONAL + 1, Name("left") + 3),
     "the lesser of two": apply("min", ROW + DIAGONAL + 4, NUM_KEYS),
     "the same for all rows": Name("left") + 2,
+    "where its chunk begins": apply("floor_div", ROW + DIAGONAL, CHUNK) * CHUNK,
+    "where it ends": CHUNK * (1 + apply("floor_div", ROW + DIAGONAL, CHUNK)),
 }
 
 
@@ -30,7 +33,8 @@ def test_the_first_row_behind_a_key_is_the_first_that_is(name: str, left: int, l
     num_rows, num_keys = lengths
     bound, solved = SOLVED[name], first_row_behind(SOLVED[name])
     assert solved is not None
-    shared = {"left": left, "diagonal": num_keys - num_rows, "seqlen_q": num_rows, "seqlen_k": num_keys}
+    shared = {"left": left, "chunk": 5, "diagonal": num_keys - num_rows}
+    shared |= {"seqlen_q": num_rows, "seqlen_k": num_keys}
     for key in range(num_keys):
         asked = [int(bound.value({**shared, ROW.name: row})) > key for row in range(num_rows)]
         first = asked.index(True) if True in asked else num_rows
@@ -38,20 +42,28 @@ def test_the_first_row_behind_a_key_is_the_first_that_is(name: str, left: int, l
 
 
 @pytest.mark.parametrize(
-    ("bound", "solved"), [(NUM_KEYS, Constant(0)), (Constant(0), NUM_ROWS), (ROW + ROW, None)]
+    ("bound", "solved"),
+    [
+        (NUM_KEYS, Constant(0)),
+        (Constant(0), NUM_ROWS),
+        (ROW + ROW, None),
+        (apply("floor_div", ROW, CHUNK) * 3, None),
+        (ROW * Name("left"), None),
+        (apply("floor_div", ROW, Name("left")) * Name("left"), None),
+    ],
 )
 def test_bounds_of_all_rows_are_behind_all_keys_or_none(bound: object, solved: object):
     assert first_row_behind(bound) == solved  # type: ignore[arg-type]
 
 
-def test_named_masks_are_solved_but_for_chunks_and_documents():
+def test_named_masks_are_solved_but_for_documents():
     def kinds(**asked: object) -> list[str]:
         scores = asked_scores(Scoring(**asked), causal=True)  # type: ignore[arg-type]
         return [each for each in ("begins", "ends") if first_rows_behind(scores, each) is None]
 
     assert kinds(window=(4, 2)) == kinds(prefix=8) == kinds(lengths=True) == kinds(softcap=5.0) == []
-    assert kinds(mask="k <= q + 5") == kinds(always=2, window=(4, 2)) == []
-    assert kinds(chunk=8) == kinds(documents=3) == ["begins", "ends"]
+    assert kinds(mask="k <= q + 5") == kinds(always=2, window=(4, 2)) == kinds(chunk=8) == []
+    assert kinds(documents=3) == ["begins", "ends"]
     scores = asked_scores(Scoring(window=(4, 2)), causal=True)
     assert first_rows_behind(scores, "ends") == [
         ("kCausal", "key + 1 - (args.seqlen_k - args.seqlen_q + 1)"),
