@@ -284,7 +284,10 @@ def test_masks_and_changes_of_scores_are_differentiated(way: str, name: str) -> 
 
 
 @needs_compiler
-@pytest.mark.parametrize("way", sampled(["f16", "apart", "sums by threads", AHEAD], 0, thorough=2))
+@pytest.mark.parametrize(
+    "way",
+    sampled(["f16", "apart", "sums by threads", AHEAD, HANDED_ON, HANDED_ON_IN_PARTS], 1, thorough=2),
+)
 def test_nothing_is_read_or_written_out_of_bounds(way: str) -> None:
     check(kernel_of(way, scoring=Scoring(window=(9, 5), softcap=5.0)), sanitize=True)
 
