@@ -72,6 +72,7 @@ OF_STEPS: dict[str, Scoring] = {
     "hidden": Scoring(dilation=3, bias="u8", softcap=2.0),
     "mask": Scoring(dilation=3, mask="doc[b, q] == doc[b, k] or k % 7 == h", sinks=True),
     "formula": Scoring(mask="(k - q) % 5 == 0 and k % 7 != h"),
+    "steps that are computed": Scoring(mask="(q - k) % (abs(n) + abs(n) + 1) == 0", scalars=(("n", 2),)),
 }
 
 
