@@ -16,7 +16,7 @@ import importlib.util
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import mean, median
@@ -36,7 +36,7 @@ from flashgen.tuner.shelf.guess import best_guess
 
 #: What attention is called by transformers, to whom "flash" in a name means another library's.
 OURS, TORCHS = "tuned", "sdpa"
-LEARNING_RATE, CLASSES, LETTERS = 1e-3, 10, 64
+LEARNING_RATE, LETTERS, TOPICS, TEXTURES, PATCH = 3e-4, 64, 16, 10, 4
 #: How far both curves may lie apart where training ends, of how far the loss has come down; and at first.
 APART, APART_AT_FIRST = 0.05, 0.01
 
@@ -79,40 +79,40 @@ Learner = tuple[Any, Callable[[], dict[str, Any]]]
 
 
 def gpt2(torch: Any, transformers: Any, shape: Shape, device: str) -> Learner:
-    """A model of letters, and batches of a language in which each letter says much of the next."""
+    """A model of letters, and batches of texts of some topic each, whose letters it favours: what comes next
+    is told by all that came before, which attention has to gather."""
     configuration = transformers.GPT2Config(
         n_layer=shape.layers, n_head=shape.heads, n_embd=shape.width, n_positions=shape.tokens,
         vocab_size=LETTERS, attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0,
         bos_token_id=None, eos_token_id=None, loss_type="ForCausalLM",
     )  # fmt: skip
     draw = torch.Generator().manual_seed(1)
-    follows = (2.5 * torch.randn(LETTERS, LETTERS, generator=draw)).softmax(1)
+    favoured = (2.0 * torch.randn(TOPICS, LETTERS, generator=draw)).softmax(1)
 
     def batch() -> dict[str, Any]:
-        letters = [torch.randint(0, LETTERS, (shape.batch,), generator=draw)]
-        while len(letters) < shape.tokens:
-            letters.append(torch.multinomial(follows[letters[-1]], 1, generator=draw)[:, 0])
-        text = torch.stack(letters, 1).to(device)
+        topics = torch.randint(0, TOPICS, (shape.batch,), generator=draw)
+        text = torch.multinomial(favoured[topics], shape.tokens, replacement=True, generator=draw).to(device)
         return {"input_ids": text, "labels": text}
 
     return transformers.GPT2LMHeadModel(configuration), batch
 
 
 def vit(torch: Any, transformers: Any, shape: Shape, device: str) -> Learner:
-    """A model of images, and batches of ten kinds of them under noise. It has a row more than there are
-    patches, which no tile divides."""
+    """A model of images, and batches of ten textures under noise. It has a row more than there are patches,
+    which no tile divides."""
     configuration = transformers.ViTConfig(
         num_hidden_layers=shape.layers, num_attention_heads=shape.heads, hidden_size=shape.width,
-        intermediate_size=4 * shape.width, image_size=shape.pixels, patch_size=4, num_labels=CLASSES,
+        intermediate_size=4 * shape.width, image_size=shape.pixels, patch_size=PATCH, num_labels=TEXTURES,
         hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
     draw = torch.Generator().manual_seed(1)
-    kinds = torch.randn(CLASSES, 3, shape.pixels, shape.pixels, generator=draw)
+    repeats = 1, 1, shape.pixels // PATCH, shape.pixels // PATCH
+    textures = torch.randn(TEXTURES, 3, PATCH, PATCH, generator=draw).repeat(repeats)
 
     def batch() -> dict[str, Any]:
-        labels = torch.randint(0, CLASSES, (shape.batch,), generator=draw)
-        noise = torch.randn(shape.batch, *kinds.shape[1:], generator=draw)
-        return {"pixel_values": (0.2 * kinds[labels] + noise).to(device), "labels": labels.to(device)}
+        labels = torch.randint(0, TEXTURES, (shape.batch,), generator=draw)
+        noise = torch.randn(shape.batch, *textures.shape[1:], generator=draw)
+        return {"pixel_values": (0.2 * textures[labels] + noise).to(device), "labels": labels.to(device)}
 
     return transformers.ViTForImageClassification(configuration), batch
 
@@ -122,7 +122,7 @@ MODELS: dict[str, Callable[..., Learner]] = {"gpt2": gpt2, "vit": vit}
 
 def problem_of(model: str, shape: Shape, dtype: str) -> Problem:
     """What a model asks of attention."""
-    rows = shape.tokens if model == "gpt2" else (shape.pixels // 4) ** 2 + 1
+    rows = shape.tokens if model == "gpt2" else (shape.pixels // PATCH) ** 2 + 1
     return Problem(
         dtype=dtype, head_dim=64, batch=shape.batch, num_q_heads=shape.heads, num_kv_heads=shape.heads,
         seqlen_q=rows, seqlen_k=rows,
@@ -188,30 +188,42 @@ def register_emulated(torch: Any, transformers: Any, kernels: tuple[Kernel, Kern
 
 
 def train(
-    torch: Any, transformers: Any, name: str, shape: Shape, dtype: str, way: str, steps: int, device: str
-) -> Curve:
-    """Trains a model from the same start on the same data."""
-    torch.manual_seed(0)
-    model, batch = MODELS[name](torch, transformers, shape, device)
-    model = model.to(device).train()
-    model.set_attn_implementation(way)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    curve, times = Curve(), []
+    torch: Any,
+    transformers: Any,
+    name: str,
+    shape: Shape,
+    dtype: str,
+    ways: Sequence[str],
+    steps: int,
+    device: str,
+) -> dict[str, Curve]:
+    """Trains a model from the same start on the same data in each way, a step of each in turns: what else a
+    machine does falls upon all."""
+    models, optimizers = {}, {}
+    for way in ways:
+        torch.manual_seed(0)
+        model, batch = MODELS[name](torch, transformers, shape, device)
+        models[way] = model.to(device).train()
+        models[way].set_attn_implementation(way)
+        optimizers[way] = torch.optim.AdamW(models[way].parameters(), lr=LEARNING_RATE)
+    curves, times = {way: Curve() for way in ways}, {way: [] for way in ways}
     lower = torch.autocast(device, torch.bfloat16, enabled=dtype == "bf16")
-    for _ in range(steps):
+    for step in range(steps):
         inputs = batch()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        started = time.perf_counter()
-        with lower:
-            loss = model(**inputs).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        curve.losses.append(float(loss.detach()))  # which waits
-        times.append(1000 * (time.perf_counter() - started))
-    curve.step_ms = median(times[len(times) // 2 :]) if device == "cuda" else None
-    return curve
+        for way in ways if step % 2 else reversed(ways):
+            if device == "cuda":
+                torch.cuda.synchronize()
+            started = time.perf_counter()
+            with lower:
+                loss = models[way](**inputs).loss
+            loss.backward()
+            optimizers[way].step()
+            optimizers[way].zero_grad()
+            curves[way].losses.append(float(loss.detach()))  # which waits
+            times[way].append(1000 * (time.perf_counter() - started))
+    for way, curve in curves.items():
+        curve.step_ms = median(times[way][steps // 2 :]) if device == "cuda" else None
+    return curves
 
 
 def part(ours: Curve, theirs: Curve) -> str | None:
@@ -274,10 +286,8 @@ def main() -> None:
             register_emulated(torch, transformers, kernels, SimDevice(limits.name, limits))
         else:
             register_on_card(kernels, limits, words.folder)
-        told = shape, dtype
-        curves[name] = {
-            way: train(torch, transformers, name, *told, way, words.steps, device) for way in (TORCHS, OURS)
-        }
+        ways = TORCHS, OURS
+        curves[name] = train(torch, transformers, name, shape, dtype, ways, words.steps, device)
         for way, curve in curves[name].items():
             timed = "" if curve.step_ms is None else f", {curve.step_ms:.2f} ms a step"
             print(f"{name}, {way}: loss {curve.losses[0]:.4f} to {curve.losses[-1]:.4f}{timed}")
