@@ -3,29 +3,53 @@
 A bound of a row's keys rises with the row, so that the rows which see a key are neighbours, between the first
 whose keys end behind it and the first whose keys begin behind it. Where a bound is a row's number but for
 what all rows share, as those of windows and of causal masks are, both follow by a subtraction; where it is a
-multiple, as those of chunks are, by a division of the key. Then nobody needs to search.
+multiple, as those of chunks are, by a division of the key. Where arrays tell of each row at which keys its
+document begins and ends, those of the row at the key's own place say both, if documents lie one behind the
+other as they ought to: two looks at bounds tell. Then nobody needs to search.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from ..expression import Apply, Constant, Expression, apply, maximum, minimum
+from ..expression import Apply, Constant, Expression, Kind, Load, Name, apply, maximum, minimum
 from ..formula.affine import affine_in
-from .scores import KEY, NUM_KEYS, NUM_ROWS, ROW, Bound, Scores
+from .scores import BATCH, DIAGONAL, KEY, NUM_KEYS, NUM_ROWS, ROW, Bound, Scores
 
 #: A flag, empty where a bound always holds, and the first row whose bound is behind `KEY`, in C++.
 FirstRow = tuple[str, str]
+#: The row whose place is the key's, or that is nearest to it.
+OWN_ROW = Name("own", nonnegative=True)
+#: What tells of each row where its document begins, and where it ends: the one's first row behind a key is
+#: where the other says.
+_DOCUMENTS = {"document_begin": "document_end", "document_end": "document_begin"}
 
 
-def first_rows_behind(scores: Scores, bounds: str) -> list[FirstRow] | None:
-    """Returns the first rows whose ``begins``, or whose ``ends``, are behind a key that there is: of each of
-    these limits one. None where some is not solved, as those that arrays tell of each row."""
+class FirstRows(NamedTuple):
+    """The first rows whose bounds are behind a key, of each of its ``limits`` one. ``are_certain``: whatever
+    arrays hold; else they are made of `OWN_ROW`, too, and the bounds themselves have to bear them out."""
+
+    limits: list[FirstRow]
+    are_certain: bool
+
+
+def first_rows_behind(scores: Scores, bounds: str) -> FirstRows | None:
+    """Returns the first rows whose ``begins``, or whose ``ends``, are behind a key that there is. None where
+    some bound is not solved, as those that arrays tell of each row."""
     found: Sequence[Bound] = scores.begins if bounds == "begins" else scores.ends[1:]
-    solved = [(each.flag, first_row_behind(each.key)) for each in found]
+    by_documents = [_first_row_of_documents(each.key) for each in found]
+    solved = [told or first_row_behind(each.key) for each, told in zip(found, by_documents, strict=True)]
     places = scores.places()
-    told = [(flag, row.c(places)) for flag, row in solved if row is not None]
-    return told if len(told) == len(solved) else None
+    limits = [(each.flag, row.c(places)) for each, row in zip(found, solved, strict=True) if row is not None]
+    return FirstRows(limits, not any(by_documents)) if len(limits) == len(found) else None
+
+
+def _first_row_of_documents(bound: Expression) -> Expression | None:
+    """The same of where documents begin, or end, that lie one behind the other; None of other bounds."""
+    if not isinstance(bound, Load) or bound.buffer not in _DOCUMENTS:
+        return None
+    return Load(_DOCUMENTS[bound.buffer], (BATCH, OWN_ROW), Kind.INT) - DIAGONAL
 
 
 def first_row_behind(bound: Expression) -> Expression | None:

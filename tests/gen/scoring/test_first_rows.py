@@ -56,19 +56,28 @@ def test_bounds_of_all_rows_are_behind_all_keys_or_none(bound: object, solved: o
     assert first_row_behind(bound) == solved  # type: ignore[arg-type]
 
 
-def test_named_masks_are_solved_but_for_documents():
+def test_named_masks_are_solved():
     def kinds(**asked: object) -> list[str]:
         scores = asked_scores(Scoring(**asked), causal=True)  # type: ignore[arg-type]
         return [each for each in ("begins", "ends") if first_rows_behind(scores, each) is None]
 
     assert kinds(window=(4, 2)) == kinds(prefix=8) == kinds(lengths=True) == kinds(softcap=5.0) == []
     assert kinds(mask="k <= q + 5") == kinds(always=2, window=(4, 2)) == kinds(chunk=8) == []
-    assert kinds(documents=3) == ["begins", "ends"]
-    scores = asked_scores(Scoring(window=(4, 2)), causal=True)
-    assert first_rows_behind(scores, "ends") == [
-        ("kCausal", "key + 1 - (args.seqlen_k - args.seqlen_q + 1)"),
-        (
-            "",
-            "(args.window_right < 0 ? 0 : key + 1 - (args.seqlen_k - args.seqlen_q + args.window_right + 1))",
-        ),
+    assert kinds(documents=3) == []
+    assert kinds(mask="k <= q // 3") == ["ends"]
+    place = "args.seqlen_k - args.seqlen_q"
+    limits = [
+        ("kCausal", f"key + 1 - ({place} + 1)"),
+        ("", f"(args.window_right < 0 ? 0 : key + 1 - ({place} + args.window_right + 1))"),
     ]
+    scores = asked_scores(Scoring(window=(4, 2)), causal=True)
+    assert first_rows_behind(scores, "ends") == (limits, True)
+
+
+def test_documents_tell_of_each_other():
+    scores = asked_scores(Scoring(documents=3), causal=True)
+    begins, ends = (first_rows_behind(scores, each) for each in ("begins", "ends"))
+    place = "args.seqlen_k - args.seqlen_q"
+    assert begins == ([("", f"document_end_at(args, batch, own) - ({place})")], False)
+    assert ends is not None and not ends.are_certain
+    assert ends.limits[1] == ("", f"document_begin_at(args, batch, own) - ({place})")
