@@ -38,6 +38,8 @@ QUERY_PARTS_ROLE, KEY_PARTS_ROLE = "query_parts", "key_parts"
 QUERY_TILES_ROLE, KEY_TILES_ROLE = "query_tiles", "key_tiles"
 #: And of that which does so to keys and values by tiles as they are walked.
 WALKED_TILES_ROLE = "walked_tiles"
+#: The roles of those that find how long rows of keys are, and how far from their own places rows must look.
+KEY_LENGTHS_ROLE, REACH_ROLE = "key_lengths", "reach"
 #: What kernels call the rows of a block's tile, by the role of a launch other than the main one.
 _TILE_NAMES = {
     LISTS_ROLE: "kListRows",
@@ -47,6 +49,8 @@ _TILE_NAMES = {
     KEY_PARTS_ROLE: "kSplitRows",
     QUERY_TILES_ROLE: "kTileRows",
     KEY_TILES_ROLE: "kTileRows",
+    KEY_LENGTHS_ROLE: "kLengthKeys",
+    REACH_ROLE: "kReachRows",
 }
 #: What the host launcher and emitted modules must know to count blocks.
 GRID_SIZES = ("batch", "num_q_heads", "num_kv_heads", "seqlen_q")

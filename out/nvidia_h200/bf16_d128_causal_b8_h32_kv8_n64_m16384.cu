@@ -6,7 +6,7 @@
 //
 // Family wgmma:
 //   br = 128                   query rows per tile, 64 for each warpgroup that computes
-//   bc = 112                   keys per tile
+//   bc = 128                   keys per tile
 //   persistent = false         blocks stay for several tiles
 //   q_stages = 1               Q tiles in shared memory: 2 bring the next one early
 //   k_stages = 2               K tiles in shared memory
@@ -16,13 +16,12 @@
 //   order_of_groups = products what warpgroups do in turns: nothing, products, exponentials
 //   rescale = lazy             when outputs follow the running maximum: once it grew, or always
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
-//   section = 16               heads whose tiles start together by length, 0 all of them
+//   section = 1                heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
 //   pack_heads = true          query heads that share keys fill one tile's rows together
-//   cluster = 2                blocks that share each copy of K and V
 //
 // Measured on NVIDIA H200, batch 8, 32 query and 8 key/value heads, 64 query and 16384 key rows, with a
-// causal mask: 205.5 us (median), spread 0.6 %, 667.5 TFLOP/s, 168 registers per thread, occupancy 19 %.
+// causal mask: 211.1 us (median), spread 0.3 %, 649.9 TFLOP/s, 168 registers per thread, occupancy 19 %.
 // Largest error per head against float64: 2.4e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0).
 // Tuned by flashgen 0.2.0, seed 0.
 //
@@ -35,10 +34,10 @@
 //
 //     flashgen emit bf16_d128_causal_b8_h32_kv8_n64_m16384.cu \
 //         --device h200 --dtype bf16 --d 128 --causal --batch 8 --heads 32 --kv-heads 8 --seqlen-q 64 \
-//         --seqlen-k 16384 --family wgmma --set br=128 --set bc=112 --set persistent=false --set q_stages=1 \
+//         --seqlen-k 16384 --family wgmma --set br=128 --set bc=128 --set persistent=false --set q_stages=1 \
 //         --set k_stages=2 --set v_stages=2 --set schedule=overlapped --set q_in_registers=true \
-//         --set order_of_groups=products --set rescale=lazy --set poly_exp=0 --set section=16 \
-//         --set min_blocks=1 --set pack_heads=true --set cluster=2
+//         --set order_of_groups=products --set rescale=lazy --set poly_exp=0 --set section=1 \
+//         --set min_blocks=1 --set pack_heads=true
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -80,15 +79,10 @@ constexpr int kDv = 128;  // head dim of values and outputs
 constexpr int kVec = 8;  // elements that strides must be multiples of, for the copy engine
 
 constexpr int kBr = 128;  // query rows per tile: 64 for each consumer
-constexpr int kBc = 112;  // keys per tile
+constexpr int kBc = 128;  // keys per tile
 constexpr int kConsumers = 2;  // warpgroups that compute, beside the producer
 constexpr int kWarpgroup = 128;  // threads of a warpgroup
 constexpr int kThreads = 384;
-constexpr int kCluster = 2;  // blocks that walk the same keys, each with one of as many neighbouring tiles
-constexpr int kClusterRows = kCluster * kBr;  // query rows of all of them
-constexpr int kShare = kBc / kCluster;  // keys of a tile that each of them copies to all
-constexpr unsigned short kEveryBlock = (1 << kCluster) - 1;  // of a cluster, a bit each
-static_assert(kShare % 8 == 0, "shares are of whole groups of eight rows, within which rows are swizzled");
 constexpr int kKStages = 2, kVStages = 2;  // tiles of K and of V in shared memory
 
 // A tile in shared memory is made of chunks of 64 columns, whose rows of 128 bytes are swizzled.
@@ -120,11 +114,10 @@ struct SharedStorage {
   alignas(1024) QChunk q[1][kConsumers][kDChunks];
   alignas(1024) KChunk k[kKStages][kDChunks];
   alignas(1024) VChunk v[kVStages][kDvChunks];
-  // A stage is full once its bytes have arrived, and empty once every consumer has done with it, of all blocks of the
-  // cluster, which copy to each other.
+  // A stage is full once its bytes have arrived, and empty once every consumer has done with it.
   Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
 };
-static_assert(sizeof(SharedStorage) == 148480, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 164864, "the size that pruning counted on");
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
@@ -141,6 +134,10 @@ __device__ __forceinline__ void barrier_init(Barrier* barrier, unsigned arrivals
 // Shows initialised barriers to the copy engine.
 __device__ __forceinline__ void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(Barrier* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(shared_address(barrier)) : "memory");
 }
 
 // Arrives, and announces bytes that copies will bring in this phase.
@@ -184,6 +181,18 @@ __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
 }
 
+// Brings the box at (x, row, head, batch) to shared memory, zeros where it lies outside; counts its bytes towards
+// `barrier`.
+__device__ __forceinline__ void tma_load(
+    void* shared, const CUtensorMap* map, Barrier* barrier, int x, int row, int head, int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2];"
+      :
+      : "r"(shared_address(shared)), "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(row), "r"(head), "r"(batch)
+      : "memory");
+}
+
 // Copies kBytes (4, 8 or 16) from global to shared memory while the thread goes on; zeros unless `inside`.
 template <int kBytes>
 __device__ __forceinline__ void copy_async(void* shared, const void* global, bool inside) {
@@ -200,44 +209,6 @@ __device__ __forceinline__ void copy_async(void* shared, const void* global, boo
                  : "r"(address), "l"(global), "n"(kBytes), "r"(from_global)
                  : "memory");
   }
-}
-
-// Brings the box at (x, row, head, batch) to the same place in shared memory of each of the cluster's `blocks`, a bit
-// each, zeros where it lies outside; counts the bytes towards the barrier of each that is where this block's is.
-__device__ __forceinline__ void tma_multicast(
-    void* shared, const CUtensorMap* map, Barrier* barrier, unsigned short blocks, int x, int row, int head,
-    int batch) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-      " [%0], [%1, {%4, %5, %6, %7}], [%2], %3;"
-      :
-      : "r"(shared_address(shared)), "l"(map), "r"(shared_address(barrier)), "h"(blocks), "r"(x), "r"(row), "r"(head),
-        "r"(batch)
-      : "memory");
-}
-
-// Arrives at the barrier of a block of the cluster that is where this block's `barrier` is. It publishes no writes to
-// that block: what it gives up has been read, and a release to the whole cluster would be a fence of all memory.
-__device__ __forceinline__ void barrier_arrive_at(Barrier* barrier, unsigned block) {
-  asm volatile(
-      "{\n"
-      ".reg .b32 there;\n"
-      "mapa.shared::cluster.u32 there, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
-      "}"
-      :
-      : "r"(shared_address(barrier)), "r"(block)
-      : "memory");
-}
-
-// Waits until all threads of the cluster have come, but for those that have ended.
-__device__ __forceinline__ void cluster_sync() {
-  asm volatile(
-      "barrier.cluster.arrive.release;\n"
-      "barrier.cluster.wait.acquire;"
-      :
-      :
-      : "memory");
 }
 
 // Changes how many registers a thread of this warpgroup has, whose four warps all call it.
@@ -302,18 +273,18 @@ __device__ __forceinline__ void hold(float (&registers)[n]) {
 
 // D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. q k^T reads k from shared memory,
 // p v has p in registers and v by rows of n.
-__device__ __forceinline__ void wgmma_m64n112k16_bf16_rs(
-    float (&d)[56], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
+__device__ __forceinline__ void wgmma_m64n128k16_bf16_rs(
+    float (&d)[64], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      "setp.ne.b32 p, %61, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n112k16.f32.bf16.bf16 "
+      "setp.ne.b32 p, %69, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
       "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55}, "
-      "{%56, %57, %58, %59}, %60, p, 1, 1, 0;\n"
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+      "{%64, %65, %66, %67}, %68, p, 1, 1, 0;\n"
       "}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
@@ -321,7 +292,8 @@ __device__ __forceinline__ void wgmma_m64n112k16_bf16_rs(
         "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
         "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
         "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55])
+        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));
 }
 
@@ -388,37 +360,31 @@ struct PipelineState {
   }
 };
 
-// The work of one block at a time: kBr of the kClusterRows query rows that its cluster takes of one head, and the keys
-// that some of these see.
+// The work of one block at a time: kBr query rows of the heads that share one of keys, and the keys that they see.
 struct Tile {
   int first_row, head, batch;  // the first of those packed
-  int last_tile;  // of keys: some row of the cluster sees those of [first_tile, last_tile)
+  int last_tile;  // of keys: some row sees those of [first_tile, last_tile)
   static constexpr int first_tile = 0;
 
   __device__ __forceinline__ Tile(const AttentionArgs& args, int q_tile, int kv_head, int batch)
       : head(kv_head * (args.num_q_heads / args.num_kv_heads)), batch(batch) {
-    first_row = q_tile * kClusterRows + blockIdx.x % kCluster * kBr;
+    first_row = q_tile * kBr;
     // The query heads that share a head of keys fill the rows of tiles together.
     const int group = args.num_q_heads / args.num_kv_heads, num_rows = args.seqlen_q * group;
     int end_key = args.seqlen_k;
-    const int last_position = ((q_tile + 1) * kClusterRows - 1) / group;
+    const int last_position = (first_row + kBr - 1) / group;
     if (kCausal) end_key = max(0, min(end_key, last_position + args.seqlen_k - args.seqlen_q + 1));
     last_tile = (end_key + kBc - 1) / kBc;
   }
 };
 
-// The one tile of a cluster.
+// The one tile of a block.
 template <typename Work>
 __device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const Work& work) {
-  const int q_tiles = (args.seqlen_q * (args.num_q_heads / args.num_kv_heads) + kClusterRows - 1) / kClusterRows,
-            index = blockIdx.x / kCluster;
+  const int q_tiles = (args.seqlen_q * (args.num_q_heads / args.num_kv_heads) + kBr - 1) / kBr,
+            index = blockIdx.x;
   const int heads = args.num_kv_heads;
-  const int num_heads = args.batch * heads;
-  // Heads go together in sections, few enough for their K and V to stay in L2.
-  constexpr int kSection = 16;
-  const int section = index / (q_tiles * kSection), within = index % (q_tiles * kSection);
-  const int section_heads = min(kSection, num_heads - section * kSection);
-  const int nth = within / section_heads, head_index = section * kSection + within % section_heads;
+  const int nth = index % q_tiles, head_index = index / q_tiles;
   work(Tile(args, kLaterRowsSeeMore ? q_tiles - 1 - nth : nth, head_index % heads, head_index / heads));
 }
 
@@ -516,7 +482,7 @@ __device__ __forceinline__ void start_qk(
 #pragma unroll
   for (int step = 0; step < kDSteps; ++step) {
     const unsigned long long k_step = step_of_columns<KChunk>(k, step);
-    wgmma_m64n112k16_bf16_rs(s, q[step], k_step, step > 0);
+    wgmma_m64n128k16_bf16_rs(s, q[step], k_step, step > 0);
   }
   wgmma_commit();
 }
@@ -715,11 +681,9 @@ __device__ __forceinline__ Element& staged_output(OChunk* staged, int row, int x
 // Where the keys are that a tile sees.
 struct KeySource {
   int kv_head, batch;
-  int share;  // of each tile of them this block copies kShare keys from here on to all blocks of the cluster
 
   __device__ __forceinline__ KeySource(const AttentionArgs& args, const Tile& tile)
-      : kv_head(tile.head / (args.num_q_heads / args.num_kv_heads)), batch(tile.batch),
-        share(blockIdx.x % kCluster * kShare) {}
+      : kv_head(tile.head / (args.num_q_heads / args.num_kv_heads)), batch(tile.batch) {}
 };
 
 // Starts to bring a tile of K, counting its bytes towards `full`.
@@ -727,8 +691,7 @@ __device__ __forceinline__ void load_keys(
     KChunk* k, const TensorMaps& maps, Barrier* full, int first_key, const KeySource& source) {
 #pragma unroll 1
   for (int i = 0; i < kDChunks; ++i) {
-    tma_multicast(k[i] + source.share * kChunk, &maps.k, full, kEveryBlock, i * kChunk,
-                  first_key + source.share, source.kv_head, source.batch);
+    tma_load(k[i], &maps.k, full, i * kChunk, first_key, source.kv_head, source.batch);
   }
 }
 
@@ -737,8 +700,7 @@ __device__ __forceinline__ void load_values(
     VChunk* v, const TensorMaps& maps, Barrier* full, int first_key, const KeySource& source) {
 #pragma unroll 1
   for (int i = 0; i < kDvChunks; ++i) {
-    tma_multicast(v[i] + source.share * kChunk, &maps.v, full, kEveryBlock, i * kChunk,
-                  first_key + source.share, source.kv_head, source.batch);
+    tma_load(v[i], &maps.v, full, i * kChunk, first_key, source.kv_head, source.batch);
   }
 }
 
@@ -771,8 +733,7 @@ __device__ __forceinline__ void consume_tile(
     const AttentionArgs& args, SharedStorage& smem, const Tile& tile, int consumer,
     PipelineState<kKStages>& k_pipe, PipelineState<kVStages>& v_pipe) {
   const int warp = threadIdx.x % kWarpgroup / 32, lane = threadIdx.x % 32;
-  const unsigned thread = threadIdx.x % kWarpgroup;
-  const bool leader = thread == 0;
+  const bool leader = threadIdx.x % kWarpgroup == 0;
   const int first_row = tile.first_row + 64 * consumer;
   const int row = first_row + 16 * warp + lane / 4;  // and row + 8
   // The query heads that share a head of keys fill the rows of tiles together.
@@ -805,16 +766,16 @@ __device__ __forceinline__ void consume_tile(
   const unsigned long long k_desc = descriptor(smem.k), v_desc = descriptor(smem.v, sizeof(VChunk));
   constexpr int kNextK = sizeof(smem.k[0]) >> 4, kNextV = sizeof(smem.v[0]) >> 4;  // as descriptors count
   for (int n = tile.last_tile; n > last_tile; --n) {
-    // Keys that only other consumers see, here or in the neighbouring block.
+    // Keys that only other consumers see.
     order_wait(consumer);
     order_arrive(consumer);
     barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
     named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);  // no warp may fall behind by a phase
-    if (thread < kCluster) barrier_arrive_at(&smem.k_empty[k_pipe.stage], thread);
+    if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
     k_pipe.advance();
     barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
     named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
-    if (thread < kCluster) barrier_arrive_at(&smem.v_empty[v_pipe.stage], thread);
+    if (leader) barrier_arrive(&smem.v_empty[v_pipe.stage]);
     v_pipe.advance();
   }
   int n = last_tile - 1;
@@ -827,7 +788,7 @@ __device__ __forceinline__ void consume_tile(
     order_arrive(consumer);
     wgmma_wait<0>();
     hold(s);
-    if (thread < kCluster) barrier_arrive_at(&smem.k_empty[k_pipe.stage], thread);
+    if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
     k_pipe.advance();
     if (n >= first_partial) mask(s, row, group, n * kBc, args.seqlen_q, args.seqlen_k);
     raise_maximum(s, softmax, rescale, scale);
@@ -846,7 +807,7 @@ __device__ __forceinline__ void consume_tile(
       v_pipe.advance();
       wgmma_wait<1>();
       hold(s);
-      if (thread < kCluster) barrier_arrive_at(&smem.k_empty[k_pipe.stage], thread);
+      if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
       k_pipe.advance();
       if (n >= first_partial) mask(s, row, group, n * kBc, args.seqlen_q, args.seqlen_k);
       const bool grown = raise_maximum(s, softmax, rescale, scale);
@@ -856,7 +817,7 @@ __device__ __forceinline__ void consume_tile(
       if (n > first_tile && positive) barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
       wgmma_wait<0>();
       hold(o);
-      if (thread < kCluster) barrier_arrive_at(&smem.v_empty[v_stage], thread);
+      if (leader) barrier_arrive(&smem.v_empty[v_stage]);
       pack_weights(s, p);
       if (grown) rescale_output(o, rescale);
     }
@@ -864,7 +825,7 @@ __device__ __forceinline__ void consume_tile(
     start_pv(o, p, v_desc + v_pipe.stage * kNextV);
     wgmma_wait<0>();
     hold(o);
-    if (thread < kCluster) barrier_arrive_at(&smem.v_empty[v_pipe.stage], thread);
+    if (leader) barrier_arrive(&smem.v_empty[v_pipe.stage]);
     v_pipe.advance();
   }
 
@@ -896,7 +857,7 @@ __device__ __forceinline__ void consume_tile(
   write_outputs(args, staged, tile, first_row, group, num_rows);
 }
 
-extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_bf16_d128_kernel(const AttentionArgs args, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
@@ -905,15 +866,15 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
   if (threadIdx.x == 0) {
     for (int i = 0; i < kKStages; ++i) {
       barrier_init(&smem.k_full[i], 1);
-      barrier_init(&smem.k_empty[i], kCluster * kConsumers);
+      barrier_init(&smem.k_empty[i], kConsumers);
     }
     for (int i = 0; i < kVStages; ++i) {
       barrier_init(&smem.v_full[i], 1);
-      barrier_init(&smem.v_empty[i], kCluster * kConsumers);
+      barrier_init(&smem.v_empty[i], kConsumers);
     }
     fence_barrier_init();
   }
-  cluster_sync();
+  __syncthreads();
 
   PipelineState<kKStages> k_pipe;
   PipelineState<kVStages> v_pipe;
@@ -933,8 +894,6 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
     for_each_tile(args, [&](const Tile& tile) {
       consume_tile(args, smem, tile, consumer, k_pipe, v_pipe);
     });
-    // Barriers are there until their block ends: not before the neighbour has arrived at them for the last time.
-    cluster_sync();
   }
 }
 
@@ -987,20 +946,19 @@ extern "C" int attention_bf16_d128(const AttentionArgs* args, cudaStream_t strea
   const long long batch = args->batch, num_q_heads = args->num_q_heads;
   const long long num_kv_heads = args->num_kv_heads, seqlen_q = args->seqlen_q;
   if (seqlen_q * (num_q_heads / num_kv_heads) > 0x7fffffffLL - kBr) return cudaErrorInvalidValue;
-  const long long blocks = (seqlen_q * (num_q_heads / num_kv_heads) + kClusterRows - 1) / kClusterRows * kCluster *
-      num_kv_heads * batch;
+  const long long blocks = (seqlen_q * (num_q_heads / num_kv_heads) + kBr - 1) / kBr * num_kv_heads * batch;
   if (blocks == 0) return cudaSuccess;
   if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
   const bool any_keys = args->seqlen_k > 0;  // without, their arrays may be null
   TensorMaps maps;
   const cudaError_t k_status = encode_map(
       &maps.k, any_keys ? args->k : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 64, 56,
+      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 64, 128,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (k_status != cudaSuccess) return k_status;
   const cudaError_t v_status = encode_map(
       &maps.v, any_keys ? args->v : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 56,
+      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 128,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (v_status != cudaSuccess) return v_status;
   constexpr size_t smem_bytes = sizeof(SharedStorage);
@@ -1012,4 +970,4 @@ extern "C" int attention_bf16_d128(const AttentionArgs* args, cudaStream_t strea
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 8, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 64, "seqlen_k": 16384, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto"}, "family": "wgmma", "variant": {"pack_heads": true, "br": 128, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 112, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "copiers": 1, "k_stages": 2, "v_stages": 2, "summed_columns": 0, "schedule": "overlapped", "q_in_registers": true, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 16, "min_blocks": 1, "cluster_over": "rows", "cluster": 2, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128", "launches": [{"threads": 384, "smem_bytes": 148480, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "k", "rows": 56, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 56, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 2, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "6a52146b5040d6c2", "figures": [1558, 1110]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 8, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 64, "seqlen_k": 16384, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto"}, "family": "wgmma", "variant": {"pack_heads": true, "br": 128, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 128, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 2, "v_stages": 2, "summed_columns": 0, "schedule": "overlapped", "q_in_registers": true, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128", "launches": [{"threads": 384, "smem_bytes": 164864, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "68f5380b561aeabf", "figures": [1487, 1093]}

@@ -16,17 +16,19 @@
 //   k_stages = 2               K tiles in shared memory
 //   v_stages = 2               V tiles in shared memory
 //   schedule = overlapped      the next scores: before these outputs, or behind them
-//   q_in_registers = false     keep Q in registers, which relieves shared memory
+//   q_in_registers = true      keep Q in registers, which relieves shared memory
 //   order_of_groups = free     what warpgroups do in turns: nothing, products, exponentials
 //   rescale = lazy             when outputs follow the running maximum: once it grew, or always
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
 //   section = 1                heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
+//   copiers = 4                warps that copy a tile's pieces of pages
+//   cluster_over = heads       what a cluster takes: neighbouring tiles, or heads that share keys
 //   cluster = 2                blocks that share each copy of K and V
 //
 // Measured on NVIDIA H200, batch 2, 32 query and 8 key/value heads, 512 query and 8192 key rows, pages of 16,
-// with a causal mask: 201.2 us (median), spread 0.5 %, 661.8 TFLOP/s, 168 registers per thread, occupancy
-// 19 %. Largest error per head against float64: 2.0e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA
+// with a causal mask: 202.6 us (median), spread 0.4 %, 657.2 TFLOP/s, 168 registers per thread, occupancy
+// 19 %. Largest error per head against float64: 2.8e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA
 // 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -40,8 +42,8 @@
 //         --device h200 --dtype bf16 --d 128 --page-size 16 --causal --batch 2 --heads 32 --kv-heads 8 \
 //         --seqlen-q 512 --seqlen-k 8192 --family wgmma --set br=128 --set bc=128 --set persistent=true \
 //         --set q_stages=1 --set k_stages=2 --set v_stages=2 --set schedule=overlapped \
-//         --set q_in_registers=false --set order_of_groups=free --set rescale=lazy --set poly_exp=0 \
-//         --set section=1 --set min_blocks=1 --set cluster=2
+//         --set q_in_registers=true --set order_of_groups=free --set rescale=lazy --set poly_exp=0 \
+//         --set section=1 --set min_blocks=1 --set copiers=4 --set cluster_over=heads --set cluster=2
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -92,8 +94,7 @@ constexpr int kBc = 128;  // keys per tile
 constexpr int kConsumers = 2;  // warpgroups that compute, beside the producer
 constexpr int kWarpgroup = 128;  // threads of a warpgroup
 constexpr int kThreads = 384;
-constexpr int kCluster = 2;  // blocks that walk the same keys, each with one of as many neighbouring tiles
-constexpr int kClusterRows = kCluster * kBr;  // query rows of all of them
+constexpr int kCluster = 2;  // blocks that walk the same keys, each for one of as many query heads that share them
 constexpr int kShare = kBc / kCluster;  // keys of a tile that each of them copies to all
 constexpr unsigned short kEveryBlock = (1 << kCluster) - 1;  // of a cluster, a bit each
 static_assert(kShare % 8 == 0, "shares are of whole groups of eight rows, within which rows are swizzled");
@@ -102,7 +103,8 @@ constexpr int kMaxBlocks = 132;  // that NVIDIA H200 runs at once, each of which
 constexpr int kRowsEnd = 1 << 30;
 constexpr long long kWayRound = 1LL << 34;
 constexpr int kPiece = 16;  // keys that are copied together: of one page, and of one tile
-constexpr int kPieces = kShare / kPiece;  // of a share of a tile, each copied by a lane of the producer's warp
+constexpr int kPieces = kShare / kPiece;  // of a share of a tile, each copied by a lane of a warp of the producer
+constexpr int kCopiers = 4, kLanes = kPieces / kCopiers;  // warps that copy, and lanes of each
 static_assert(kPieces <= 32 && kPiece % 8 == 0, "pieces are of whole groups of eight rows, swizzled alike");
 constexpr int kKStages = 2, kVStages = 2;  // tiles of K and of V in shared memory
 constexpr int kQStages = 1;  // Q tiles in shared memory
@@ -334,6 +336,13 @@ __device__ __forceinline__ bool elect_one() {
   return elected != 0;
 }
 
+__device__ __forceinline__ void ldmatrix_x4(unsigned* m, const void* row) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(address));
+}
+
 __device__ __forceinline__ void stmatrix_x4(void* row, const unsigned* m) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                :
@@ -364,20 +373,20 @@ __device__ __forceinline__ void hold(float (&registers)[n]) {
   for (int i = 0; i < n; ++i) asm volatile("" : "+f"(registers[i]) : : "memory");
 }
 
-// D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. q k^T reads both factors from shared memory,
+// D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. q k^T reads k from shared memory,
 // p v has p in registers and v by rows of n.
-__device__ __forceinline__ void wgmma_m64n128k16_bf16_ss(
-    float (&d)[64], unsigned long long a, unsigned long long b, bool accumulate) {
+__device__ __forceinline__ void wgmma_m64n128k16_bf16_rs(
+    float (&d)[64], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      "setp.ne.b32 p, %66, 0;\n"
+      "setp.ne.b32 p, %69, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
       "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
       "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "%64, %65, p, 1, 1, 0, 0;\n"
+      "{%64, %65, %66, %67}, %68, p, 1, 1, 0;\n"
       "}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
@@ -387,7 +396,7 @@ __device__ __forceinline__ void wgmma_m64n128k16_bf16_ss(
         "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
         "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
         "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-      : "l"(a), "l"(b), "r"(int(accumulate)));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));
 }
 
 __device__ __forceinline__ void wgmma_m64n128k16_bf16_rs_trans(
@@ -453,18 +462,26 @@ struct PipelineState {
   }
 };
 
-// The work of one block at a time: kBr of the kClusterRows query rows that its cluster takes of one head, and the keys
-// that some of these see.
+// Clusters for the query heads that share one of keys, the last of which may have blocks without a head.
+__device__ __forceinline__ int clusters_of_group(const AttentionArgs& args) {
+  return (args.num_q_heads / args.num_kv_heads + kCluster - 1) / kCluster;
+}
+
+// The work of one block at a time: kBr query rows of one head, and the keys that they see. The other blocks of its
+// cluster take the same rows of other heads. A block without a head copies for them, and has no rows.
 struct Tile {
   int first_row, head, batch;
   int last_tile;  // of keys: some row of the cluster sees those of [first_tile, last_tile)
   static constexpr int first_tile = 0;
 
-  __device__ __forceinline__ Tile(const AttentionArgs& args, int q_tile, int head, int batch)
-      : head(head), batch(batch) {
-    first_row = q_tile * kClusterRows + blockIdx.x % kCluster * kBr;
+  // `cluster` counts those of a batch.
+  __device__ __forceinline__ Tile(const AttentionArgs& args, int q_tile, int cluster, int batch) : batch(batch) {
+    const int group = args.num_q_heads / args.num_kv_heads, clusters = clusters_of_group(args);
+    const int in_group = cluster % clusters * kCluster + blockIdx.x % kCluster;
+    first_row = in_group < group ? q_tile * kBr : args.seqlen_q;
+    head = cluster / clusters * group + min(in_group, group - 1);
     int end_key = args.seqlen_k;
-    if (kCausal) end_key = max(0, min(end_key, (q_tile + 1) * kClusterRows + args.seqlen_k - args.seqlen_q));
+    if (kCausal) end_key = max(0, min(end_key, (q_tile + 1) * kBr + args.seqlen_k - args.seqlen_q));
     last_tile = (end_key + kBc - 1) / kBc;
   }
 };
@@ -499,7 +516,7 @@ struct Divisor {
 // the shortest that are left, so that all pairs take as long.
 template <typename Work>
 __device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const Work& work) {
-  const int q_tiles = (args.seqlen_q + kClusterRows - 1) / kClusterRows, num_heads = args.num_q_heads;
+  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, num_heads = args.num_kv_heads * clusters_of_group(args);
   const Divisor items(kLaterRowsSeeMore ? (q_tiles + 1) / 2 : q_tiles);  // tiles or pairs, of one head
   const Divisor heads(num_heads);  // of one batch
   for (int item = blockIdx.x / kCluster; item < items.value * num_heads * args.batch; item += gridDim.x / kCluster) {
@@ -601,12 +618,12 @@ __device__ __forceinline__ void rescale_output(float (&o)[kDv / 2], const float 
 
 // Starts s = q k^T for a consumer's rows and one tile of keys, not scaled.
 __device__ __forceinline__ void start_qk(
-    float (&s)[kBc / 2], unsigned long long q, unsigned long long k) {
+    float (&s)[kBc / 2], const unsigned (&q)[kDSteps][4], unsigned long long k) {
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kDSteps; ++step) {
     const unsigned long long k_step = step_of_columns<KChunk>(k, step);
-    wgmma_m64n128k16_bf16_ss(s, step_of_columns<QChunk>(q, step), k_step, step > 0);
+    wgmma_m64n128k16_bf16_rs(s, q[step], k_step, step > 0);
   }
   wgmma_commit();
 }
@@ -622,12 +639,18 @@ __device__ __forceinline__ void start_pv(float (&o)[kDv / 2], const unsigned (&p
   wgmma_commit();
 }
 
-// Turns the sign of a consumer's Q: maxima are taken of raw scores, which a negative scale would turn round.
-__device__ __forceinline__ void negate_q(QChunk* q, int consumer) {
-  unsigned* pairs = reinterpret_cast<unsigned*>(q);
-  for (int i = threadIdx.x % kWarpgroup; i < kDChunks * 64 * kChunk / 2; i += kWarpgroup) pairs[i] ^= 0x80008000u;
-  fence_proxy_async();
-  named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
+// A warp's sixteen rows of Q, as operands of sixteen columns each. Maxima are taken of raw scores: a negative scale
+// turns Q's sign instead.
+__device__ __forceinline__ void hold_q(unsigned (&q)[kDSteps][4], const QChunk* staged, int warp, bool negative) {
+  const int lane = threadIdx.x % 32;
+  const int row = warp * 16 + lane % 16;
+#pragma unroll
+  for (int step = 0; step < kDSteps; ++step) {
+    const int piece = (step % 4 * 2 + lane / 16) ^ row % 8;
+    ldmatrix_x4(q[step], staged[step / 4] + row * kChunk + piece * 8);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) q[step][i] ^= negative ? 0x80008000u : 0u;
+  }
 }
 
 // Where the log-sum-exps of a tile's head start.
@@ -760,7 +783,7 @@ __device__ __forceinline__ int heads_of_page(const AttentionArgs& args, long lon
   return args.num_kv_heads == 1 || args.num_pages == 1 ? 1 : int(page_stride / head_stride);
 }
 
-// Where the keys are that a tile sees, for the lanes of the producer's warp, each of which has one piece of a tile.
+// Where the keys are that a tile sees, for the lanes of the warps that copy, each of which has one piece of a tile.
 struct KeySource {
   PagedRows rows;
   int kv_head, k_heads, v_heads;  // of maps: so many a page
@@ -771,12 +794,12 @@ struct KeySource {
         kv_head(tile.head / (args.num_q_heads / args.num_kv_heads)),
         k_heads(heads_of_page(args, args.k_stride_page, args.k_stride_head)),
         v_heads(heads_of_page(args, args.v_stride_page, args.v_stride_head)),
-        own(blockIdx.x % kCluster * kShare + threadIdx.x % 32 * kPiece) {}
+        own(blockIdx.x % kCluster * kShare + (threadIdx.x / 32 * kLanes + threadIdx.x % 32) * kPiece) {}
 
   // The page of a lane's piece of a tile. What the sequence has not may be in any: zeros will come of it.
   __device__ __forceinline__ int find_page(int first_key) const {
     const int key = first_key + own;
-    if (threadIdx.x % 32 >= kPieces || key > rows.last_key) return 0;
+    if (threadIdx.x % 32 >= kLanes || key > rows.last_key) return 0;
     return page_of(rows, unsigned(key) / unsigned(kPageSize));
   }
 };
@@ -794,7 +817,7 @@ __device__ __forceinline__ void load_queries(
 // where those of the sequence do.
 __device__ __forceinline__ void load_keys(
     KChunk* k, const TensorMaps& maps, Barrier* full, int first_key, const KeySource& source, int page) {
-  if (threadIdx.x % 32 >= kPieces) return;
+  if (threadIdx.x % 32 >= kLanes) return;
   const int key = first_key + source.own, row = unsigned(key) % unsigned(kPageSize);
   const int end = min(max(source.rows.last_key + 1 - (key - row), 0), kPageSize);  // of the page's rows
 #pragma unroll 1
@@ -808,7 +831,7 @@ __device__ __forceinline__ void load_keys(
 // where those of the sequence do.
 __device__ __forceinline__ void load_values(
     VChunk* v, const TensorMaps& maps, Barrier* full, int first_key, const KeySource& source, int page) {
-  if (threadIdx.x % 32 >= kPieces) return;
+  if (threadIdx.x % 32 >= kLanes) return;
   const int key = first_key + source.own, row = unsigned(key) % unsigned(kPageSize);
   const int end = min(max(source.rows.last_key + 1 - (key - row), 0), kPageSize);  // of the page's rows
 #pragma unroll 1
@@ -824,7 +847,7 @@ __device__ __forceinline__ void load_values(
 __device__ __forceinline__ void produce_tile(
     const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, const Tile& tile,
     PipelineState<kQStages>& q_pipe, PipelineState<kKStages>& k_pipe, PipelineState<kVStages>& v_pipe) {
-  const bool leads = threadIdx.x % 32 == 0;
+  const bool leads = threadIdx.x == 0;
   const KeySource source(args, tile);
   // Of the lane's piece of a tile. Looked up before the wait for its stage, which hides how long that takes.
   const auto find_page = [&](int n) { return n < tile.first_tile ? 0 : source.find_page(n * kBc); };
@@ -835,7 +858,8 @@ __device__ __forceinline__ void produce_tile(
     barrier_expect(full, kQBytes);
     load_queries(smem.q[q_pipe.stage][consumer], maps, full, tile, tile.first_row + 64 * consumer);
   };
-  barrier_wait(&smem.q_empty[q_pipe.stage], q_pipe.phase ^ 1);
+  // Who does not bring Q may miss that a stage was empty: of a tile without keys nobody waits for the others.
+  if (threadIdx.x < 32) barrier_wait(&smem.q_empty[q_pipe.stage], q_pipe.phase ^ 1);
   produce_q(0);
   const auto produce_k = [&](int n, int page) {
     Barrier* const full = &smem.k_full[k_pipe.stage];
@@ -893,12 +917,12 @@ __device__ __forceinline__ void consume_tile(
 
   QChunk* q = smem.q[q_pipe.stage][consumer];
   barrier_wait(&smem.q_full[q_pipe.stage][consumer], q_pipe.phase);
-  if (args.scale < 0.0f) negate_q(q, consumer);
-  const unsigned long long q_desc = descriptor(q);
+  unsigned q_operands[kDSteps][4];
+  hold_q(q_operands, q, warp, args.scale < 0.0f);
   const unsigned long long k_desc = descriptor(smem.k), v_desc = descriptor(smem.v, sizeof(VChunk));
   constexpr int kNextK = sizeof(smem.k[0]) >> 4, kNextV = sizeof(smem.v[0]) >> 4;  // as descriptors count
   for (int n = tile.last_tile; n > last_tile; --n) {
-    // Keys that only other consumers see, here or in the neighbouring block.
+    // Keys that only other consumers see, here or in another block of the cluster.
     barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
     named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);  // no warp may fall behind by a phase
     if (thread < kCluster) barrier_arrive_at(&smem.k_empty[k_pipe.stage], thread);
@@ -913,7 +937,7 @@ __device__ __forceinline__ void consume_tile(
     float s[kBc / 2], rescale[2];
     unsigned p[kKeySteps][4];
     barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
-    start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
+    start_qk(s, q_operands, k_desc + k_pipe.stage * kNextK);
     wgmma_wait<0>();
     hold(s);
     if (thread < kCluster) barrier_arrive_at(&smem.k_empty[k_pipe.stage], thread);
@@ -926,7 +950,7 @@ __device__ __forceinline__ void consume_tile(
 #pragma unroll 1
     for (--n; n >= first_tile; --n) {
       // The next weights are made while these outputs are multiplied.
-      start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
+      start_qk(s, q_operands, k_desc + k_pipe.stage * kNextK);
       barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
       start_pv(o, p, v_desc + v_pipe.stage * kNextV);
       const int v_stage = v_pipe.stage;
@@ -1017,8 +1041,8 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
   PipelineState<kKStages> k_pipe;
   PipelineState<kVStages> v_pipe;
   if (warp < 4) {
-    give_registers<24>();
-    if (warp == 0) {
+    give_registers<56>();
+    if (warp < kCopiers) {
       if (elect_one()) {
         prefetch_map(&maps.q);
         prefetch_map(&maps.k);
@@ -1029,7 +1053,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
       });
     }
   } else {
-    take_registers<240>();
+    take_registers<224>();
     const int consumer = warp / 4 - 1;
     for_each_tile(args, [&](const AttentionArgs& args, const Tile& tile) {
       consume_tile(args, maps, smem, tile, consumer, q_pipe, k_pipe, v_pipe);
@@ -1112,8 +1136,9 @@ extern "C" int attention_bf16_d128_paged16(const AttentionArgs* args, cudaStream
     if (address % (kVec * sizeof(__nv_bfloat16)) != 0) return cudaErrorMisalignedAddress;
   }
   const long long batch = args->batch, num_q_heads = args->num_q_heads;
-  const long long seqlen_q = args->seqlen_q;
-  const long long blocks = (seqlen_q + kClusterRows - 1) / kClusterRows * kCluster * num_q_heads * batch;
+  const long long num_kv_heads = args->num_kv_heads, seqlen_q = args->seqlen_q;
+  const long long blocks = (seqlen_q + kBr - 1) / kBr *
+      ((num_q_heads / num_kv_heads + kCluster - 1) / kCluster * num_kv_heads * kCluster) * batch;
   if (blocks == 0) return cudaSuccess;
   if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
   const bool any_keys = args->seqlen_k > 0;  // without, their arrays may be null
@@ -1154,4 +1179,4 @@ extern "C" int attention_bf16_d128_paged16(const AttentionArgs* args, cudaStream
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 512, "seqlen_k": 8192, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto", "page_size": 16}, "family": "wgmma", "variant": {"pack_heads": false, "br": 128, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 128, "persistent": true, "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "copiers": 1, "k_stages": 2, "v_stages": 2, "summed_columns": 0, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 2, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_paged16", "launches": [{"threads": 384, "smem_bytes": 164864, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 2, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "5fd0fdda915c9a7c", "figures": [1739, 1127]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 512, "seqlen_k": 8192, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto", "page_size": 16}, "family": "wgmma", "variant": {"pack_heads": false, "br": 128, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 128, "persistent": true, "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 4, "k_stages": 2, "v_stages": 2, "summed_columns": 0, "schedule": "overlapped", "q_in_registers": true, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "heads", "cluster": 2, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_paged16", "launches": [{"threads": 384, "smem_bytes": 164864, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 2, "role": "kernel"}], "digest": "92582ff22207ee5e", "figures": [1911, 1167]}

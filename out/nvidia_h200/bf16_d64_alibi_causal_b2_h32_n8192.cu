@@ -11,21 +11,22 @@
 //   bc = 64                    keys per tile
 //   persistent = false         blocks stay for several tiles
 //   q_stages = 1               Q tiles in shared memory: 2 bring the next one early
-//   k_stages = 4               K tiles in shared memory
-//   v_stages = 4               V tiles in shared memory
+//   k_stages = 2               K tiles in shared memory
+//   v_stages = 2               V tiles in shared memory
 //   schedule = chained         the next scores: before these outputs, or behind them
 //   q_in_registers = false     keep Q in registers, which relieves shared memory
-//   order_of_groups = products what warpgroups do in turns: nothing, products, exponentials
+//   order_of_groups = free     what warpgroups do in turns: nothing, products, exponentials
 //   rescale = lazy             when outputs follow the running maximum: once it grew, or always
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
-//   section = 16               heads whose tiles start together by length, 0 all of them
+//   section = 0                heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
+//   far_keys = left_out        keys so far off that slopes leave them no weight: walked, or left out by lengths of rows
 //
 // Tuned with ALiBi.
 //
-// Measured on NVIDIA H200, batch 2, 32 heads, 8192 rows, with a causal mask, ALiBi: 1.045 ms (median), spread
-// 1.0 %, 526.4 TFLOP/s, 96 registers per thread, occupancy 31 %. Largest error per head against float64:
-// 2.6e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
+// Measured on NVIDIA H200, batch 2, 32 heads, 8192 rows, with a causal mask, ALiBi: 481.7 us (median), spread
+// 0.2 %, 1141.4 TFLOP/s, 96 registers per thread, occupancy 31 %. Largest error per head against float64:
+// 2.4e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
 //
@@ -36,9 +37,9 @@
 //
 //     flashgen emit bf16_d64_alibi_causal_b2_h32_n8192.cu \
 //         --device h200 --dtype bf16 --d 64 --causal --alibi --batch 2 --heads 32 --seqlen 8192 \
-//         --family wgmma --set br=256 --set bc=64 --set persistent=false --set q_stages=1 --set k_stages=4 \
-//         --set v_stages=4 --set schedule=chained --set q_in_registers=false --set order_of_groups=products \
-//         --set rescale=lazy --set poly_exp=0 --set section=16 --set min_blocks=1
+//         --family wgmma --set br=256 --set bc=64 --set persistent=false --set q_stages=1 --set k_stages=2 \
+//         --set v_stages=2 --set schedule=chained --set q_in_registers=false --set order_of_groups=free \
+//         --set rescale=lazy --set poly_exp=0 --set section=0 --set min_blocks=1 --set far_keys=left_out
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -55,6 +56,7 @@ struct AttentionArgs {
   __nv_bfloat16* o;
   float* lse;
   const float* slopes;  // (batch, num_q_heads) of f32
+  float* workspace;  // for what launches leave each other
   long long q_stride_batch, q_stride_head, q_stride_row;
   long long k_stride_batch, k_stride_head, k_stride_row;
   long long v_stride_batch, v_stride_head, v_stride_row;
@@ -63,7 +65,7 @@ struct AttentionArgs {
   int batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k;
   float scale;  // multiplies q k^T, usually 1 / sqrt(head_dim)
 };
-static_assert(sizeof(AttentionArgs) == 176, "callers from other languages pack the arguments by hand");
+static_assert(sizeof(AttentionArgs) == 184, "callers from other languages pack the arguments by hand");
 
 // The arrays as the copy engine reads and writes them.
 struct TensorMaps {
@@ -85,7 +87,10 @@ constexpr int kBc = 64;  // keys per tile
 constexpr int kConsumers = 4;  // warpgroups that compute, beside the producer
 constexpr int kWarpgroup = 128;  // threads of a warpgroup
 constexpr int kThreads = 640;
-constexpr int kKStages = 4, kVStages = 4;  // tiles of K and of V in shared memory
+constexpr int kReachThreads = 128;  // of a block of the launches that find how far rows must look
+constexpr int kLongestOf = 16, kReachOf = 64;  // rows of keys, and of queries, of a warp of theirs
+constexpr int kLengthKeys = kReachThreads / 32 * kLongestOf, kReachRows = kReachThreads / 32 * kReachOf;  // of a block
+constexpr int kKStages = 2, kVStages = 2;  // tiles of K and of V in shared memory
 constexpr int kQStages = 1;  // Q tiles in shared memory
 
 // A tile in shared memory is made of chunks of 64 columns, whose rows of 128 bytes are swizzled.
@@ -98,7 +103,6 @@ constexpr int kValueTiles = kDv / 8;  // columns of eight in a thread's outputs
 
 // Named barriers of the block, by consumer.
 constexpr int kConsumerBarrier = 1;  // its own
-constexpr int kOrderBarrier = 1 + kConsumers;  // tells it that the one before it has done
 
 constexpr unsigned kQBytes = 64 * kDChunks * kChunk * sizeof(Element);  // of one consumer
 constexpr unsigned kKBytes = kBc * kDChunks * kChunk * sizeof(Element);
@@ -124,7 +128,20 @@ struct SharedStorage {
   Barrier q_full[kQStages][kConsumers], q_empty[kQStages];
   Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
 };
-static_assert(sizeof(SharedStorage) == 101376, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 68608, "the size that pruning counted on");
+
+// PTX by name; a host compiler that emulates a card brings its own.
+#ifdef __CUDACC__
+// Waits until the launches in front of this one, of the same call, have ended and what they wrote can be read.
+__device__ __forceinline__ void wait_for_earlier_launches() {
+  asm volatile("griddepcontrol.wait;" : : : "memory");
+}
+
+// Lets the next launch begin wherever there is room. It waits for the end of this one itself.
+__device__ __forceinline__ void let_next_launch_begin() {
+  asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+}
+#endif
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
@@ -172,11 +189,6 @@ __device__ __forceinline__ void barrier_wait(Barrier* barrier, unsigned parity) 
 // Waits until `threads` threads have come to barrier `id` of the block, this one's warp among them.
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
-}
-
-// Comes to barrier `id` and goes on.
-__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
 // Shows ordinary writes to shared memory to the copy engine and the tensor cores.
@@ -388,6 +400,17 @@ __device__ __forceinline__ float change_score(
   return kLog2e * (score - slopes_at(args, batch, head) * float(abs(row + args.seqlen_k - args.seqlen_q - key)));
 }
 
+// Where the lengths of a head's keys are, of every kLongestOf rows the longest.
+__device__ __forceinline__ float* key_lengths_of(const AttentionArgs& args, int batch, int kv_head) {
+  return args.workspace + (1LL * batch * args.num_kv_heads + kv_head) * ((args.seqlen_k + kLongestOf - 1) / kLongestOf);
+}
+
+// Where it is said how far from their places a head's rows must look for keys, of every kReachOf of them.
+__device__ __forceinline__ int* reaches_of(const AttentionArgs& args, int batch, int head) {
+  int* const reaches = reinterpret_cast<int*>(args.workspace + (args.batch * args.num_kv_heads * ((args.seqlen_k + 15) / 16) + 63) / 64 * 64);
+  return reaches + (1LL * batch * args.num_q_heads + head) * ((args.seqlen_q + kReachOf - 1) / kReachOf);
+}
+
 // The work of one block at a time: kBr query rows of one head, and the keys that they see.
 struct Tile {
   int first_row, head, batch;
@@ -399,6 +422,14 @@ struct Tile {
     first_tile = first_key_of(args, batch, q_tile * kBr) / kBc;
     const int end_key = end_key_of(args, batch, min(first_row + kBr, args.seqlen_q) - 1);
     last_tile = max(first_tile, (end_key + kBc - 1) / kBc);
+    // Of these the rows reach only so far.
+    int reach = 0;
+    for (int row = first_row; row < min(first_row + kBr, args.seqlen_q); row += kReachOf) {
+      reach = max(reach, reaches_of(args, batch, head)[row / kReachOf]);
+    }
+    const int place = first_row + args.seqlen_k - args.seqlen_q;  // among the keys
+    first_tile = max(first_tile, (place - reach) / kBc);
+    last_tile = max(first_tile, min(last_tile, (place + kBr - 1 + reach) / kBc + 1));
   }
 };
 
@@ -408,11 +439,8 @@ __device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const W
   const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, index = blockIdx.x;
   const int heads = args.num_q_heads;
   const int num_heads = args.batch * heads;
-  // Heads go together in sections, few enough for their K and V to stay in L2.
-  constexpr int kSection = 16;
-  const int section = index / (q_tiles * kSection), within = index % (q_tiles * kSection);
-  const int section_heads = min(kSection, num_heads - section * kSection);
-  const int nth = within / section_heads, head_index = section * kSection + within % section_heads;
+  // Where the last rows see the most keys, they start first, and the short tiles fill the gaps.
+  const int nth = index / num_heads, head_index = index % num_heads;
   work(Tile(args, kLaterRowsSeeMore ? q_tiles - 1 - nth : nth, head_index % heads, head_index / heads));
 }
 
@@ -633,15 +661,6 @@ __device__ __forceinline__ void negate_q(QChunk* q, int consumer) {
   for (int i = threadIdx.x % kWarpgroup; i < kDChunks * 64 * kChunk / 2; i += kWarpgroup) pairs[i] ^= 0x80008000u;
   fence_proxy_async();
   named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
-}
-
-// An ordered barrier: consumers compute products one after the other, so that one's softmax runs beside
-// another's products.
-__device__ __forceinline__ void order_wait(int consumer) {
-  named_barrier_sync(kOrderBarrier + consumer, 2 * kWarpgroup);
-}
-__device__ __forceinline__ void order_arrive(int consumer) {
-  named_barrier_arrive(kOrderBarrier + (consumer + 1) % kConsumers, 2 * kWarpgroup);
 }
 
 // Where the log-sum-exps of a tile's head start.
@@ -876,8 +895,6 @@ __device__ __forceinline__ void consume_tile(
   constexpr int kNextK = sizeof(smem.k[0]) >> 4, kNextV = sizeof(smem.v[0]) >> 4;  // as descriptors count
   for (int n = tile.last_tile; n > last_tile; --n) {
     // Keys that only other consumers see.
-    order_wait(consumer);
-    order_arrive(consumer);
     barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
     named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);  // no warp may fall behind by a phase
     if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
@@ -893,9 +910,7 @@ __device__ __forceinline__ void consume_tile(
     unsigned p[kKeySteps][4];
     barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
     make_ramp(args, ramp, steady, unit, tile.batch, tile.head, row, n * kBc);
-    order_wait(consumer);
     start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK, ramp, ramp_columns);
-    order_arrive(consumer);
     wgmma_wait<0>();
     hold(s);
     if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
@@ -910,11 +925,9 @@ __device__ __forceinline__ void consume_tile(
       // The next scores follow these outputs through the tensor cores without a gap.
       barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
       make_ramp(args, ramp, steady, unit, tile.batch, tile.head, row, n * kBc);
-      order_wait(consumer);
       start_pv(o, p, v_desc + v_pipe.stage * kNextV);
       barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
       start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK, ramp, ramp_columns);
-      order_arrive(consumer);
       wgmma_wait<1>();
       hold(o);
       if (leader) barrier_arrive(&smem.v_empty[v_pipe.stage]);
@@ -972,10 +985,101 @@ __device__ __forceinline__ void consume_tile(
   q_pipe.advance();
 }
 
+constexpr int kReachLanes = 8;  // that share a row, so that a warp reads several at once
+constexpr int kFarthest = 1 << 30;  // reaches all keys
+
+// Adds a lane's share of what rows multiply to.
+__device__ __forceinline__ float multiply_rows(const Element* first, const Element* second) {
+  struct alignas(16) Elements {
+    Element at[kVec];
+  };
+  float sum = 0.0f;
+  for (int x = int(threadIdx.x) % kReachLanes * kVec; x < kD; x += kReachLanes * kVec) {
+    const Elements a = *reinterpret_cast<const Elements*>(first + x);
+    const Elements b = *reinterpret_cast<const Elements*>(second + x);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) sum = fmaf(__bfloat162float(a.at[i]), __bfloat162float(b.at[i]), sum);
+  }
+#pragma unroll
+  for (int bit = 1; bit < kReachLanes; bit *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, bit);
+  return sum;
+}
+
+// The length whose square that is, or more: float32 squares nothing below 1e-19, and what is no number may be any.
+__device__ __forceinline__ float length_of(float square) {
+  return square < 3e38f ? sqrtf(fmaxf(square, 1e-30f)) : kInfinity;
+}
+
+__device__ __forceinline__ float largest_of_warp(float value) {
+#pragma unroll
+  for (int bit = 1; bit < 32; bit *= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, bit));
+  return value;
+}
+
+// Finds the length of the longest of every kLongestOf rows of keys, a warp's.
+extern "C" __global__ void __launch_bounds__(kReachThreads)
+    attention_bf16_d64_alibi_key_lengths(const AttentionArgs args) {
+  let_next_launch_begin();
+  const int tiles = (args.seqlen_k + kLengthKeys - 1) / kLengthKeys;
+  const int tile = int(blockIdx.x) % tiles, kv_head = int(blockIdx.x) / tiles % args.num_kv_heads;
+  const int batch = int(blockIdx.x) / tiles / args.num_kv_heads;
+  const int first_key = tile * kLengthKeys + int(threadIdx.x) / 32 * kLongestOf, lane = int(threadIdx.x) % 32;
+  if (first_key >= args.seqlen_k) return;
+  const Element* const keys = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
+  float longest = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kLongestOf; i += 32 / kReachLanes) {
+    const Element* const key = keys + min(first_key + i + lane / kReachLanes, args.seqlen_k - 1) * args.k_stride_row;
+    longest = fmaxf(longest, length_of(multiply_rows(key, key)));
+  }
+  longest = largest_of_warp(longest);
+  if (lane == 0) key_lengths_of(args, batch, kv_head)[first_key / kLongestOf] = longest;
+}
+
+// Finds how far from their places every kReachOf rows of queries, a warp's, must look for keys. No score is larger than
+// the length of a row times that of the longest key, and slopes take from it what grows with the distance: beyond the
+// reach all keys together weigh less than 2^-24 of the one at a row's place, or next to it.
+extern "C" __global__ void __launch_bounds__(kReachThreads)
+    attention_bf16_d64_alibi_reach(const AttentionArgs args) {
+  wait_for_earlier_launches();
+  let_next_launch_begin();
+  const int tiles = (args.seqlen_q + kReachRows - 1) / kReachRows;
+  const int tile = int(blockIdx.x) % tiles, head = int(blockIdx.x) / tiles % args.num_q_heads;
+  const int batch = int(blockIdx.x) / tiles / args.num_q_heads, kv_head = head / (args.num_q_heads / args.num_kv_heads);
+  const int first_row = tile * kReachRows + int(threadIdx.x) / 32 * kReachOf, lane = int(threadIdx.x) % 32;
+  if (first_row >= args.seqlen_q) return;
+  const int end_row = args.seqlen_k > 0 ? min(first_row + kReachOf, args.seqlen_q) : first_row;
+  const Element* const queries = args.q + batch * args.q_stride_batch + head * args.q_stride_head;
+  const Element* const keys = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
+  float longest = 0.0f;
+  for (int i = lane; i < (args.seqlen_k + kLongestOf - 1) / kLongestOf; i += 32) {
+    longest = fmaxf(longest, key_lengths_of(args, batch, kv_head)[i]);
+  }
+  longest = largest_of_warp(longest);
+  const float slope = kLog2e * slopes_at(args, batch, head), scale = kLog2e * args.scale;
+  // Farther off on either side weights fall from 2^-depth by 2^-slope a key: a geometric series.
+  const float depth = 25.0f + log2f(fmaxf(1.0f, fminf(float(args.seqlen_k), 1.0f / (kLn2 * slope))));
+  float reach = 0.0f;
+#pragma unroll 4
+  for (int i = first_row; i < end_row; i += 32 / kReachLanes) {
+    const int row = min(i + lane / kReachLanes, end_row - 1);
+    const int place = row + args.seqlen_k - args.seqlen_q, next = max(place, 0);
+    const Element* const query = queries + row * args.q_stride_row;
+    const float own = scale * multiply_rows(query, keys + next * args.k_stride_row);
+    // A thousandth more, for what rounding takes.
+    const float most = 1.001f * fabsf(scale) * longest * length_of(multiply_rows(query, query));
+    const float found = (most - own + depth) / slope + float(next - place);
+    reach = slope > 0.0f && found < float(kFarthest) ? fmaxf(reach, found) : float(kFarthest);
+  }
+  reach = largest_of_warp(reach);
+  if (lane == 0) reaches_of(args, batch, head)[first_row / kReachOf] = int(ceilf(reach));
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_bf16_d64_alibi_kernel(const AttentionArgs args, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
+  wait_for_earlier_launches();
   // Read from one lane, so that the compiler knows it to be the same in all.
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
@@ -1012,7 +1116,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   } else {
     take_registers<112>();
     const int consumer = warp / 4 - 1;
-    if (consumer == kConsumers - 1) order_arrive(consumer);
     for_each_tile(args, [&](const Tile& tile) {
       consume_tile(args, maps, smem, tile, consumer, q_pipe, k_pipe, v_pipe);
     });
@@ -1046,25 +1149,64 @@ static cudaError_t encode_map(
   return status == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-// Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
-// suit 16-byte accesses, cudaErrorInvalidValue for a shape or stride the kernel does not serve.
-extern "C" int attention_bf16_d64_alibi(const AttentionArgs* args, cudaStream_t stream) {
-  if (args->batch < 0 || args->num_q_heads < 0 || args->num_kv_heads < 1 ||
-      args->num_q_heads % args->num_kv_heads != 0 || args->seqlen_q < 0 || args->seqlen_k < 0) {
-    return cudaErrorInvalidValue;
-  }
-  const long long strides[] = {args->q_stride_batch, args->q_stride_head, args->q_stride_row,
-                               args->k_stride_batch, args->k_stride_head, args->k_stride_row,
-                               args->v_stride_batch, args->v_stride_head, args->v_stride_row,
-                               args->o_stride_batch, args->o_stride_head, args->o_stride_row};
-  for (const long long stride : strides) {
-    if (stride % kVec != 0) return cudaErrorMisalignedAddress;
-  }
-  const void* const pointers[] = {args->q, args->k, args->v, args->o};
-  for (const void* pointer : pointers) {
-    const auto address = reinterpret_cast<unsigned long long>(pointer);
-    if (address % (kVec * sizeof(__nv_bfloat16)) != 0) return cudaErrorMisalignedAddress;
-  }
+// Returns how many bytes args->workspace must have room for.
+extern "C" long long attention_bf16_d64_alibi_workspace_bytes(const AttentionArgs* args) {
+  const long long batch = args->batch, num_kv_heads = args->num_kv_heads;
+  const long long num_q_heads = args->num_q_heads, seqlen_k = args->seqlen_k;
+  const long long seqlen_q = args->seqlen_q;
+  return 4 * ((batch * num_kv_heads * ((seqlen_k + 15) / 16) + 63) / 64 * 64 +
+              (batch * num_q_heads * ((seqlen_q + 63) / 64) + 63) / 64 * 64);
+}
+
+// How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
+// itself; the first waits for whatever was launched before the call.
+static cudaLaunchConfig_t configure(unsigned blocks, unsigned threads, size_t smem_bytes, cudaStream_t stream,
+                                    cudaLaunchAttribute& attribute, bool& begun) {
+  attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = begun;
+  begun = true;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = smem_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return config;
+}
+
+static int launch_key_lengths(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
+  const long long batch = args->batch, num_kv_heads = args->num_kv_heads;
+  const long long seqlen_k = args->seqlen_k;
+  const long long blocks = (seqlen_k + kLengthKeys - 1) / kLengthKeys * num_kv_heads * batch;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  constexpr size_t smem_bytes = 0;
+  const cudaError_t status =
+      cudaFuncSetAttribute(attention_bf16_d64_alibi_key_lengths, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (status != cudaSuccess) return status;
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(unsigned(blocks), 128, smem_bytes, stream, attribute, begun);
+  return cudaLaunchKernelEx(&config, attention_bf16_d64_alibi_key_lengths, *args);
+}
+
+static int launch_reach(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
+  const long long batch = args->batch, num_q_heads = args->num_q_heads;
+  const long long seqlen_q = args->seqlen_q;
+  const long long blocks = (seqlen_q + kReachRows - 1) / kReachRows * num_q_heads * batch;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  constexpr size_t smem_bytes = 0;
+  const cudaError_t status =
+      cudaFuncSetAttribute(attention_bf16_d64_alibi_reach, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (status != cudaSuccess) return status;
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(unsigned(blocks), 128, smem_bytes, stream, attribute, begun);
+  return cudaLaunchKernelEx(&config, attention_bf16_d64_alibi_reach, *args);
+}
+
+static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
   const long long batch = args->batch, num_q_heads = args->num_q_heads;
   const long long seqlen_q = args->seqlen_q;
   const long long blocks = (seqlen_q + kBr - 1) / kBr * num_q_heads * batch;
@@ -1096,9 +1238,38 @@ extern "C" int attention_bf16_d64_alibi(const AttentionArgs* args, cudaStream_t 
   const cudaError_t status =
       cudaFuncSetAttribute(attention_bf16_d64_alibi_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
-  void* parameters[] = {const_cast<AttentionArgs*>(args), &maps};
-  return cudaLaunchKernel(attention_bf16_d64_alibi_kernel, dim3(unsigned(blocks)), dim3(kThreads), parameters,
-                          smem_bytes, stream);
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(unsigned(blocks), kThreads, smem_bytes, stream, attribute, begun);
+  return cudaLaunchKernelEx(&config, attention_bf16_d64_alibi_kernel, *args, maps);
+}
+
+// Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
+// suit 16-byte accesses, cudaErrorInvalidValue for a shape or stride the kernel does not serve.
+extern "C" int attention_bf16_d64_alibi(const AttentionArgs* args, cudaStream_t stream) {
+  if (args->batch < 0 || args->num_q_heads < 0 || args->num_kv_heads < 1 ||
+      args->num_q_heads % args->num_kv_heads != 0 || args->seqlen_q < 0 || args->seqlen_k < 0) {
+    return cudaErrorInvalidValue;
+  }
+  if (args->workspace == nullptr || reinterpret_cast<unsigned long long>(args->workspace) % 16 != 0) {
+    return cudaErrorInvalidValue;
+  }
+  const long long strides[] = {args->q_stride_batch, args->q_stride_head, args->q_stride_row,
+                               args->k_stride_batch, args->k_stride_head, args->k_stride_row,
+                               args->v_stride_batch, args->v_stride_head, args->v_stride_row,
+                               args->o_stride_batch, args->o_stride_head, args->o_stride_row};
+  for (const long long stride : strides) {
+    if (stride % kVec != 0) return cudaErrorMisalignedAddress;
+  }
+  const void* const pointers[] = {args->q, args->k, args->v, args->o};
+  for (const void* pointer : pointers) {
+    const auto address = reinterpret_cast<unsigned long long>(pointer);
+    if (address % (kVec * sizeof(__nv_bfloat16)) != 0) return cudaErrorMisalignedAddress;
+  }
+  bool begun = false;  // by a launch
+  if (const int status = launch_key_lengths(args, stream, begun)) return status;
+  if (const int status = launch_reach(args, stream, begun)) return status;
+  if (const int status = launch_kernel(args, stream, begun)) return status;
+  return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "scoring": {"alibi": true}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 256, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 64, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "copiers": 1, "k_stages": 4, "v_stages": 4, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 16, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_alibi", "launches": [{"threads": 640, "smem_bytes": 101376, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "0ec3f6c8f05ed5d9", "figures": [1486, 1019]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "scoring": {"alibi": true}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 256, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 64, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "left_out", "copiers": 1, "k_stages": 2, "v_stages": 2, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 0, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_alibi", "launches": [{"threads": 128, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "key_lengths", "of_keys": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "reach", "dependent": true}, {"threads": 640, "smem_bytes": 68608, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "181bc14a0782cdfe", "figures": [1607, 1039]}

@@ -113,6 +113,7 @@ KERNELS: tuple[Tuned, ...] = (
             "bias_stages": 0,
             "bias_heads": 1,
             "seen_bits": False,
+            "far_keys": "walked",
             "copiers": 1,
             "k_stages": 4,
             "v_stages": 4,

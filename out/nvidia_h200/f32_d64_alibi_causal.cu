@@ -8,25 +8,25 @@
 //
 // Family wgmma:
 //   br = 128                   query rows per tile, 64 for each warpgroup that computes
-//   bc = 128                   keys per tile
-//   persistent = true          blocks stay for several tiles
+//   bc = 96                    keys per tile
+//   persistent = false         blocks stay for several tiles
 //   q_stages = 1               Q tiles in shared memory: 2 bring the next one early
 //   k_stages = 2               K tiles in shared memory
 //   v_stages = 2               V tiles in shared memory
-//   schedule = overlapped      the next scores: before these outputs, or behind them
+//   schedule = chained         the next scores: before these outputs, or behind them
 //   q_in_registers = false     keep Q in registers, which relieves shared memory
-//   order_of_groups = free     what warpgroups do in turns: nothing, products, exponentials
+//   order_of_groups = products what warpgroups do in turns: nothing, products, exponentials
 //   rescale = lazy             when outputs follow the running maximum: once it grew, or always
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
-//   section = 1                heads whose tiles start together by length, 0 all of them
+//   section = 16               heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
-//   split = in_front           who splits float32: the blocks that read it, or launches in front of them
+//   far_keys = left_out        keys so far off that slopes leave them no weight: walked, or left out by lengths of rows
 //
 // Tuned with ALiBi.
 //
-// Measured on NVIDIA H200, batch 4, 16 heads, 4096 rows, with a causal mask, ALiBi: 747.6 us (median), spread
-// 1.3 %, 183.9 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64:
-// 1.3e-06. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
+// Measured on NVIDIA H200, batch 4, 16 heads, 4096 rows, with a causal mask, ALiBi: 586.9 us (median), spread
+// 0.3 %, 234.2 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64:
+// 1.2e-06. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
 //
@@ -36,11 +36,12 @@
 // Regenerate:
 //
 //     flashgen emit f32_d64_alibi_causal.cu \
-//         --device h200 --d 64 --causal --alibi --family wgmma --set br=128 --set bc=128 \
-//         --set persistent=true --set q_stages=1 --set k_stages=2 --set v_stages=2 \
-//         --set schedule=overlapped --set q_in_registers=false --set order_of_groups=free \
-//         --set rescale=lazy --set poly_exp=0 --set section=1 --set min_blocks=1 --set split=in_front
+//         --device h200 --d 64 --causal --alibi --family wgmma --set br=128 --set bc=96 \
+//         --set persistent=false --set q_stages=1 --set k_stages=2 --set v_stages=2 --set schedule=chained \
+//         --set q_in_registers=false --set order_of_groups=products --set rescale=lazy --set poly_exp=0 \
+//         --set section=16 --set min_blocks=1 --set far_keys=left_out
 
+#include <cuda.h>
 #include <cuda_fp16.h>
 
 #ifndef FLASHGEN_CAUSAL
@@ -66,6 +67,11 @@ struct AttentionArgs {
 };
 static_assert(sizeof(AttentionArgs) == 184, "callers from other languages pack the arguments by hand");
 
+// The arrays as the copy engine reads and writes them.
+struct TensorMaps {
+  CUtensorMap q, k, v;
+};
+
 constexpr bool kCausal = FLASHGEN_CAUSAL;
 constexpr bool kRowsMayBeEmpty = true;  // though there are keys
 constexpr bool kLaterRowsSeeMore = kCausal;
@@ -74,28 +80,35 @@ using Element = float;
 using Barrier = unsigned long long;
 constexpr int kD = 64;  // head dim of queries and keys
 constexpr int kDv = 64;  // head dim of values and outputs
-constexpr int kVec = 4;  // elements that strides must be multiples of, as four are read at once
+constexpr int kVec = 4;  // elements that strides must be multiples of, for the copy engine
 
 constexpr int kBr = 128;  // query rows per tile: 64 for each consumer
-constexpr int kBc = 128;  // keys per tile
+constexpr int kBc = 96;  // keys per tile
 constexpr int kConsumers = 2;  // warpgroups that compute, beside the producer
 constexpr int kWarpgroup = 128;  // threads of a warpgroup
 constexpr int kThreads = 384;
-constexpr int kMaxBlocks = 132;  // that NVIDIA H200 runs at once, each of which takes several tiles
+constexpr int kReachThreads = 128;  // of a block of the launches that find how far rows must look
+constexpr int kLongestOf = 16, kReachOf = 64;  // rows of keys, and of queries, of a warp of theirs
+constexpr int kLengthKeys = kReachThreads / 32 * kLongestOf, kReachRows = kReachThreads / 32 * kReachOf;  // of a block
 constexpr int kKStages = 2, kVStages = 2;  // tiles of K and of V in shared memory
 constexpr int kQStages = 1;  // Q tiles in shared memory
 
-// A tile in shared memory is made of chunks of 64 columns in two parts, large ones and small ones, whose rows of 128
-// bytes are swizzled. So it lies in memory as well, where launches in front leave it.
+// A tile in shared memory is made of chunks of 64 columns. They come as two boxes of 32 floats, whose rows of 128 bytes
+// are swizzled, and become two chunks of f16, large parts and small ones, swizzled too.
+constexpr int kBox = 32;
+constexpr int kDBoxes = (kD + kBox - 1) / kBox, kDvBoxes = (kDv + kBox - 1) / kBox;
+constexpr int kSplitters = 3;  // warps that split K and V: those that copy nothing
 constexpr int kChunk = 64;
 constexpr int kDChunks = (kD + kChunk - 1) / kChunk;
 constexpr int kDvChunks = (kDv + kChunk - 1) / kChunk;
 constexpr int kDSteps = (kD + 15) / 16;  // steps of 16 along the head dim in q k^T
 constexpr int kKeySteps = kBc / 16;  // steps of 16 along the keys in p v
+constexpr int kKeyTiles = kBc / 8;  // columns of eight keys in a thread's scores
 constexpr int kValueTiles = kDv / 8;  // columns of eight in a thread's outputs
 
 // Named barriers of the block, by consumer.
 constexpr int kConsumerBarrier = 1;  // its own
+constexpr int kOrderBarrier = 1 + kConsumers;  // tells it that the one before it has done
 
 // At the barriers of K and V one lane arrives for its warp. compute-sanitizer's racecheck takes an arrival for the
 // arriving lane's alone, whatever __syncwarp came before: for it all arrive.
@@ -105,18 +118,12 @@ constexpr int kArrivals = 32;
 constexpr int kArrivals = 1;
 #endif
 
-constexpr int kTileRows = 64, kSplitThreads = 128;  // of a block that splits
-// Words of 32 bits from one tile in memory to the next: 32 behind its chunks, the first of which is its unit.
-constexpr int kQueryWords = kTileRows * kDChunks * kChunk + 32;
-constexpr int kKeyWords = kBc * kDChunks * kChunk + 32, kValueWords = kBc * kDvChunks * kChunk + 32;
-// What comes of it to shared memory: two parts are as many bytes as one float32.
-constexpr unsigned kUnitBytes = 4 * sizeof(float);
-constexpr unsigned kQBytes = kTileRows * kDChunks * kChunk * sizeof(Element) + kUnitBytes;  // of one consumer
-constexpr unsigned kKBytes = kBc * kDChunks * kChunk * sizeof(Element) + kUnitBytes;
-constexpr unsigned kVBytes = kBc * kDvChunks * kChunk * sizeof(Element) + kUnitBytes;
+constexpr unsigned kQBytes = 64 * kDBoxes * kBox * sizeof(Element);  // of one consumer
+constexpr unsigned kKBytes = kBc * kDBoxes * kBox * sizeof(Element);
+constexpr unsigned kVBytes = kBc * kDvBoxes * kBox * sizeof(Element);
 
-// float32 is brought into the range of f16 by powers of two, its units: each tile of Q, K and V has its own, in which its
-// largest element is between 2^12 and 2^13.
+// float32 is brought into the range of f16 by powers of two, its units: of every eight rows of Q, K and V. The largest
+// element is between 2^12 and 2^13 of them.
 constexpr int kTopExponent = 12;
 constexpr float kLeastUnit = 9.62964972193618e-35f;  // 2^-113, that of zeros, so that products of units are normal
 // Weights are kept 2^13 times as large, so that their small parts are not too small for f16.
@@ -126,7 +133,7 @@ constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 
-using QChunk = __half[2][kTileRows * kChunk];  // of the 64 rows of one consumer, large parts and small ones
+using QChunk = __half[2][64 * kChunk];  // of the 64 rows of one consumer, large parts and small ones
 using KChunk = __half[2][kBc * kChunk];
 using VChunk = KChunk;
 
@@ -134,12 +141,13 @@ struct SharedStorage {
   alignas(1024) QChunk q[kQStages][kConsumers][kDChunks];  // by consumer
   alignas(1024) KChunk k[kKStages][kDChunks];
   alignas(1024) VChunk v[kVStages][kDvChunks];
-  alignas(16) float q_unit[kQStages][kConsumers][4], k_unit[kKStages][4], v_unit[kVStages][4];
+  alignas(16) float k_units[kKStages][kBc / 8], v_units[kVStages][kBc / 8];  // of every eight keys
   // A stage is full once its bytes have arrived, and empty once every consumer has done with it.
   Barrier q_full[kQStages][kConsumers], q_empty[kQStages];
   Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
+  Barrier k_raw_full[kKStages], v_raw_full[kVStages];  // their bytes have arrived, and are still to be split
 };
-static_assert(sizeof(SharedStorage) == 164864, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 132096, "the size that pruning counted on");
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
@@ -202,12 +210,29 @@ __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
-// Brings bytes that lie side by side to shared memory; counts them towards `barrier`.
-__device__ __forceinline__ void bulk_load(void* shared, const void* global, unsigned bytes, Barrier* barrier) {
+// Comes to barrier `id` and goes on.
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
+// Shows ordinary writes to shared memory to the copy engine and the tensor cores.
+__device__ __forceinline__ void fence_proxy_async() {
+  asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+}
+
+__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
+}
+
+// Brings the box at (x, row, head, batch) to shared memory, zeros where it lies outside; counts its bytes towards
+// `barrier`.
+__device__ __forceinline__ void tma_load(
+    void* shared, const CUtensorMap* map, Barrier* barrier, int x, int row, int head, int batch) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2];"
       :
-      : "r"(shared_address(shared)), "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(shared_address(barrier))
+      : "r"(shared_address(shared)), "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(row), "r"(head), "r"(batch)
       : "memory");
 }
 
@@ -259,27 +284,24 @@ __device__ __forceinline__ void hold(float (&registers)[n]) {
 
 // D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. q k^T reads both factors from shared memory,
 // p v has p in registers and v by rows of n.
-__device__ __forceinline__ void wgmma_m64n128k16_f16_ss(
-    float (&d)[64], unsigned long long a, unsigned long long b, bool accumulate) {
+__device__ __forceinline__ void wgmma_m64n96k16_f16_ss(
+    float (&d)[48], unsigned long long a, unsigned long long b, bool accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      "setp.ne.b32 p, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
+      "setp.ne.b32 p, %50, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "%64, %65, p, 1, 1, 0, 0;\n"
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
+      "%48, %49, p, 1, 1, 0, 0;\n"
       "}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
         "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
         "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
       : "l"(a), "l"(b), "r"(int(accumulate)));
 }
 
@@ -332,22 +354,61 @@ __device__ __forceinline__ float largest_of(float4 x) {
   return fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
 }
 
-// Where a head's tiles in parts begin.
-__device__ __forceinline__ float* queries_of(const AttentionArgs& args, int batch, int head) {
-  const long long tiles = (args.seqlen_q + kTileRows - 1) / kTileRows;
-  float* const parts = args.workspace;
-  return parts + (static_cast<long long>(batch) * args.num_q_heads + head) * tiles * kQueryWords;
-}
-__device__ __forceinline__ float* keys_of_head(const AttentionArgs& args, int batch, int head) {
-  const long long batches = args.batch, tiles = (args.seqlen_k + kBc - 1) / kBc;
-  float* const parts = args.workspace + (batches * args.num_q_heads * ((args.seqlen_q + 63) / 64) * 4128 + 63) / 64 * 64;
-  return parts + (static_cast<long long>(batch) * args.num_kv_heads + head) * tiles * kKeyWords;
-}
-__device__ __forceinline__ float* values_of_head(const AttentionArgs& args, int batch, int head) {
-  const long long batches = args.batch, tiles = (args.seqlen_k + kBc - 1) / kBc;
-  float* const parts = args.workspace + (batches * args.num_q_heads * ((args.seqlen_q + 63) / 64) * 4128 + 63) / 64 * 64 +
-                       (batches * args.num_kv_heads * ((args.seqlen_k + 127) / 128) * 8224 + 63) / 64 * 64;
-  return parts + (static_cast<long long>(batch) * args.num_kv_heads + head) * tiles * kValueWords;
+// Splits some octets of rows in their place, by one warp, the factors' sign that of `sign`, and returns their
+// units. Rows come in kBoxes boxes, two for a chunk; the boxes or parts of one are kPlane bytes each. Eight lanes read
+// a row of a box, sixteen write to all banks.
+template <int kOctets, int kBoxes, int kPlane>
+__device__ __forceinline__ void split_rows(float (&units)[kOctets], void* rows, float sign) {
+  constexpr int kOctetBytes = 8 * 128;
+  constexpr bool kHeld = kOctets * kBoxes <= 4;  // in registers, from the search for the largest to the splitting
+  const int lane = threadIdx.x % 32, piece = lane % 8;
+  const int row = lane / 16 + lane / 8 % 2 * 4;  // and row + 2, which is row ^ 2
+  char* const first = static_cast<char*>(rows) + row * 128;
+  const auto read = [&](int octet, int box, int below) {
+    const char* const start = first + octet * kOctetBytes + box * kPlane + below * 128;
+    return *reinterpret_cast<const float4*>(start + (piece ^ row ^ below) * 16);
+  };
+  float4 held[kOctets][kHeld ? kBoxes : 1][2];
+  float factors[kOctets];
+#pragma unroll
+  for (int octet = 0; octet < kOctets; ++octet) {
+    float largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 2 * kBoxes; ++i) {
+      const float4 x = read(octet, i / 2, i % 2 * 2);
+      if (kHeld) held[octet][i / 2][i % 2] = x;
+      largest = fmaxf(largest, largest_of(x));
+    }
+    // As integers, positive floats compare as they are.
+    units[octet] = unit_of(__uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(largest))));
+    factors[octet] = sign * inverse_of(units[octet]);
+  }
+  if (kHeld) __syncwarp();  // all have read what is overwritten
+#pragma unroll
+  for (int octet = 0; octet < kOctets; ++octet) {
+    const float factor = factors[octet];
+#pragma unroll
+    for (int chunk = 0; chunk < kBoxes; chunk += 2) {
+      float4 again[2][2];
+      if (!kHeld) {
+#pragma unroll
+        for (int i = 0; i < 2 * min(2, kBoxes - chunk); ++i) {
+          again[i / 2][i % 2] = read(octet, chunk + i / 2, i % 2 * 2);
+        }
+        __syncwarp();
+      }
+#pragma unroll
+      for (int i = 0; i < 2 * min(2, kBoxes - chunk); ++i) {
+        const int box = i / 2, below = i % 2 * 2;
+        const float4 x = kHeld ? held[octet][chunk + box][i % 2] : again[box][i % 2];
+        const Parts left = split(x.x * factor, x.y * factor), right = split(x.z * factor, x.w * factor);
+        char* const target = first + octet * kOctetBytes + chunk * kPlane + below * 128 +
+                             (piece / 2 ^ row ^ (box * 4 + below)) * 16 + piece % 2 * 8;
+        *reinterpret_cast<uint2*>(target) = make_uint2(left.big, right.big);
+        *reinterpret_cast<uint2*>(target + kPlane) = make_uint2(left.small, right.small);
+      }
+    }
+  }
 }
 
 // What wgmma reads from `start` on: rows of 128 bytes, swizzled, groups of eight rows one after the other; chunks of 64
@@ -402,6 +463,17 @@ __device__ __forceinline__ float change_score(
   return kLog2e * (score - slopes_at(args, batch, head) * float(abs(row + args.seqlen_k - args.seqlen_q - key)));
 }
 
+// Where the lengths of a head's keys are, of every kLongestOf rows the longest.
+__device__ __forceinline__ float* key_lengths_of(const AttentionArgs& args, int batch, int kv_head) {
+  return args.workspace + (1LL * batch * args.num_kv_heads + kv_head) * ((args.seqlen_k + kLongestOf - 1) / kLongestOf);
+}
+
+// Where it is said how far from their places a head's rows must look for keys, of every kReachOf of them.
+__device__ __forceinline__ int* reaches_of(const AttentionArgs& args, int batch, int head) {
+  int* const reaches = reinterpret_cast<int*>(args.workspace + (args.batch * args.num_kv_heads * ((args.seqlen_k + 15) / 16) + 63) / 64 * 64);
+  return reaches + (1LL * batch * args.num_q_heads + head) * ((args.seqlen_q + kReachOf - 1) / kReachOf);
+}
+
 // The work of one block at a time: kBr query rows of one head, and the keys that they see.
 struct Tile {
   int first_row, head, batch;
@@ -413,41 +485,29 @@ struct Tile {
     first_tile = first_key_of(args, batch, q_tile * kBr) / kBc;
     const int end_key = end_key_of(args, batch, min(first_row + kBr, args.seqlen_q) - 1);
     last_tile = max(first_tile, (end_key + kBc - 1) / kBc);
+    // Of these the rows reach only so far.
+    int reach = 0;
+    for (int row = first_row; row < min(first_row + kBr, args.seqlen_q); row += kReachOf) {
+      reach = max(reach, reaches_of(args, batch, head)[row / kReachOf]);
+    }
+    const int place = first_row + args.seqlen_k - args.seqlen_q;  // among the keys
+    first_tile = max(first_tile, (place - reach) / kBc);
+    last_tile = max(first_tile, min(last_tile, (place + kBr - 1 + reach) / kBc + 1));
   }
 };
 
-// Divides by what is the same for many numbers, multiplying by its inverse (Granlund and Montgomery, "Division by
-// invariant integers using multiplication", 1994), which finds the quotient or one less.
-struct Divisor {
-  int value;
-  unsigned inverse;
-
-  __device__ __forceinline__ explicit Divisor(int value) : value(value), inverse(0xffffffffu / unsigned(value)) {}
-
-  __device__ __forceinline__ int divide(int number, int& remainder) const {
-    const int quotient = __umulhi(number, inverse);
-    remainder = number - quotient * value;
-    const bool less = remainder >= value;
-    remainder -= less ? value : 0;
-    return quotient + less;
-  }
-};
-
-// The tiles of a block that stays. Where later rows see more keys, they come in pairs of one head, the longest and
-// the shortest that are left, so that all pairs take as long.
+// The one tile of a block.
 template <typename Work>
 __device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const Work& work) {
-  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, num_heads = args.num_q_heads;
-  const Divisor items(kLaterRowsSeeMore ? (q_tiles + 1) / 2 : q_tiles);  // tiles or pairs, of one head
-  const Divisor heads(num_heads);  // of one batch
-  for (int item = blockIdx.x; item < items.value * num_heads * args.batch; item += gridDim.x) {
-    int first, head;
-    const int batch = heads.divide(items.divide(item, first), head), last = q_tiles - 1 - first;
-    for (int q_tile = kLaterRowsSeeMore ? last : first;; q_tile = first) {
-      work(Tile(args, q_tile, head, batch));
-      if (q_tile == first) break;
-    }
-  }
+  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, index = blockIdx.x;
+  const int heads = args.num_q_heads;
+  const int num_heads = args.batch * heads;
+  // Heads go together in sections, few enough for their K and V to stay in L2.
+  constexpr int kSection = 16;
+  const int section = index / (q_tiles * kSection), within = index % (q_tiles * kSection);
+  const int section_heads = min(kSection, num_heads - section * kSection);
+  const int nth = within / section_heads, head_index = section * kSection + within % section_heads;
+  work(Tile(args, kLaterRowsSeeMore ? q_tiles - 1 - nth : nth, head_index % heads, head_index / heads));
 }
 
 // What a thread's two rows, `row` and row + 8, see of the keys: from begin to before end.
@@ -595,17 +655,27 @@ __device__ __forceinline__ void weigh(float (&s)[n], SoftmaxState& softmax, cons
   for (int h = 0; h < 2; ++h) softmax.sum[h] += sum[h][0] + sum[h][1];
 }
 
+// The largest of some units.
+__device__ __forceinline__ float largest_unit(const float (&units)[kBc / 8]) {
+  int bits = 0;  // as integers, positive floats compare as they are
+#pragma unroll
+  for (int t = 0; t < kKeyTiles; t += 2) {
+    bits = __vimax3_s32(bits, __float_as_int(units[t]), __float_as_int(units[t + 1]));
+  }
+  return __int_as_float(bits);
+}
+
 // The largest units of K and V so far.
 struct LargestUnits {
   float of_keys = 0.0f, of_values = 0.0f;
 };
 
-// Scores from their keys' unit to what they are, but for that of Q.
-__device__ __forceinline__ void apply_unit(float (&s)[kBc / 2], float unit, LargestUnits& largest) {
+// Scores from their keys' units to what they are, but for those of Q.
+__device__ __forceinline__ void apply_units(float (&s)[kBc / 2], const float (&units)[kBc / 8], LargestUnits& largest) {
 #pragma unroll
-  for (int i = 0; i < kBc / 2; ++i) s[i] *= unit;
-  largest.of_keys = fmaxf(largest.of_keys, unit);
-  __syncwarp();  // one lane tells for all that the unit is read
+  for (int i = 0; i < kBc / 2; ++i) s[i] *= units[i / 4];
+  largest.of_keys = fmaxf(largest.of_keys, largest_unit(units));
+  __syncwarp();  // one lane tells for all that the units are read
 }
 
 // Weights as operands of sixteen keys each, in two parts: two neighbouring tiles of eight, as a thread has them.
@@ -613,13 +683,18 @@ struct Weights {
   unsigned big[kKeySteps][4], small[kKeySteps][4];
 };
 
-__device__ __forceinline__ void split_weights(const float (&s)[kBc / 2], Weights& p) {
+// Makes them of a tile's weights, in the units of its values, and returns the largest of these, in which products are.
+__device__ __forceinline__ float split_weights(const float (&s)[kBc / 2], Weights& p, const float (&units)[kBc / 8]) {
+  const float largest = largest_unit(units);
+  const float inverse = inverse_of(largest);
 #pragma unroll
   for (int i = 0; i < kBc / 4; ++i) {
-    const Parts parts = split(s[2 * i], s[2 * i + 1]);
+    const float factor = units[i / 2] * inverse;
+    const Parts parts = split(s[2 * i] * factor, s[2 * i + 1] * factor);
     p.big[i / 4][i % 4] = parts.big;
     p.small[i / 4][i % 4] = parts.small;
   }
+  return largest;
 }
 
 __device__ __forceinline__ void accumulate(float (&o)[kDv / 2], const float (&tile_o)[kDv / 2], float unit) {
@@ -641,19 +716,19 @@ __device__ __forceinline__ void start_qk(
 #pragma unroll
   for (int step = 0; step < kDSteps; ++step) {
     const unsigned long long q_step = step_of_columns<QChunk>(q, step), k_step = step_of_columns<KChunk>(k, step);
-    wgmma_m64n128k16_f16_ss(s, q_step + kSmallQ, k_step, step > 0);
-    wgmma_m64n128k16_f16_ss(s, q_step, k_step + kSmallK, true);
+    wgmma_m64n96k16_f16_ss(s, q_step + kSmallQ, k_step, step > 0);
+    wgmma_m64n96k16_f16_ss(s, q_step, k_step + kSmallK, true);
   }
 #pragma unroll
   for (int step = 0; step < kDSteps; ++step) {
-    wgmma_m64n128k16_f16_ss(s, step_of_columns<QChunk>(q, step), step_of_columns<KChunk>(k, step), true);
+    wgmma_m64n96k16_f16_ss(s, step_of_columns<QChunk>(q, step), step_of_columns<KChunk>(k, step), true);
   }
   wgmma_commit();
 }
 
 // Starts tile_o = p v for a consumer's rows and one tile of keys, apart from o: the tensor cores cut off what a sum
 // cannot hold, and the sum over all keys would feel it.
-__device__ __forceinline__ void start_pv(float (&tile_o)[64 / 2], const Weights& p, unsigned long long v) {
+__device__ __forceinline__ void start_pv(float (&tile_o)[kDv / 2], const Weights& p, unsigned long long v) {
   constexpr int kSmallV = sizeof(VChunk) / 2 >> 4;
   wgmma_fence();
 #pragma unroll
@@ -667,6 +742,22 @@ __device__ __forceinline__ void start_pv(float (&tile_o)[64 / 2], const Weights&
     wgmma_m64n64k16_f16_rs_trans(tile_o, p.big[step], step_of_keys(v, step), true);
   }
   wgmma_commit();
+}
+
+// Splits a consumer's Q, sixteen rows by each warp, times a sign. The units are of the thread's two rows.
+__device__ __forceinline__ void split_q(float (&units)[2], QChunk* q, int warp, int consumer, float sign) {
+  split_rows<2, kDBoxes, sizeof(QChunk) / 2>(units, q[0][0] + 16 * warp * kChunk, sign);
+  fence_proxy_async();
+  named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
+}
+
+// An ordered barrier: consumers compute products one after the other, so that one's softmax runs beside
+// another's products.
+__device__ __forceinline__ void order_wait(int consumer) {
+  named_barrier_sync(kOrderBarrier + consumer, 2 * kWarpgroup);
+}
+__device__ __forceinline__ void order_arrive(int consumer) {
+  named_barrier_arrive(kOrderBarrier + (consumer + 1) % kConsumers, 2 * kWarpgroup);
 }
 
 // Where the log-sum-exps of a tile's head start.
@@ -806,80 +897,117 @@ __device__ __forceinline__ void write_output(
   }
 }
 
-// Where the tiles of the head of keys are that a tile of rows sees.
+// Where the keys are that a tile sees.
 struct KeySource {
-  const float *keys, *values;
+  int kv_head, batch;
 
-  __device__ __forceinline__ KeySource(const AttentionArgs& args, const Tile& tile) {
-    const int kv_head = tile.head / (args.num_q_heads / args.num_kv_heads);
-    keys = keys_of_head(args, tile.batch, kv_head);
-    values = values_of_head(args, tile.batch, kv_head);
-  }
+  __device__ __forceinline__ KeySource(const AttentionArgs& args, const Tile& tile)
+      : kv_head(tile.head / (args.num_q_heads / args.num_kv_heads)), batch(tile.batch) {}
 };
 
-// Starts to bring a tile in parts, and its unit, counting their bytes towards `full`.
-template <int kRows, int kChunks>
-__device__ __forceinline__ void load_tile(
-    __half (*chunks)[2][kRows * kChunk], float (&unit)[4], const float* source, Barrier* full) {
-  constexpr int kWords = kRows * kChunks * kChunk;
-  bulk_load(chunks, source, kWords * sizeof(float), full);
-  bulk_load(unit, source + kWords, kUnitBytes, full);
+// Starts to bring 64 rows of Q, counting their bytes towards `full`.
+__device__ __forceinline__ void load_queries(
+    QChunk* q, const TensorMaps& maps, Barrier* full, const Tile& tile, int first_row) {
+#pragma unroll 1
+  for (int i = 0; i < kDBoxes; ++i) {
+    tma_load(q[i / 2][i % 2], &maps.q, full, i * kBox, first_row, tile.head, tile.batch);
+  }
 }
 
-// Of 64 rows of Q. Consumers that have none take others'.
-__device__ __forceinline__ void load_queries(
-    const AttentionArgs& args, QChunk* q, float (&unit)[4], Barrier* full, const Tile& tile, int first_row) {
-  const long long nth = min(first_row, args.seqlen_q - 1) / kTileRows;
-  load_tile<kTileRows, kDChunks>(q, unit, queries_of(args, tile.batch, tile.head) + nth * kQueryWords, full);
-}
+// Starts to bring a tile of K, counting its bytes towards `full`.
 __device__ __forceinline__ void load_keys(
-    KChunk* k, float (&unit)[4], Barrier* full, int nth, const KeySource& source) {
-  load_tile<kBc, kDChunks>(k, unit, source.keys + static_cast<long long>(nth) * kKeyWords, full);
+    KChunk* k, const TensorMaps& maps, Barrier* full, int first_key, const KeySource& source) {
+#pragma unroll 1
+  for (int i = 0; i < kDBoxes; ++i) {
+    tma_load(k[i / 2][i % 2], &maps.k, full, i * kBox, first_key, source.kv_head, source.batch);
+  }
 }
+
+// Starts to bring a tile of V, counting its bytes towards `full`.
 __device__ __forceinline__ void load_values(
-    VChunk* v, float (&unit)[4], Barrier* full, int nth, const KeySource& source) {
-  load_tile<kBc, kDvChunks>(v, unit, source.values + static_cast<long long>(nth) * kValueWords, full);
+    VChunk* v, const TensorMaps& maps, Barrier* full, int first_key, const KeySource& source) {
+#pragma unroll 1
+  for (int i = 0; i < kDvBoxes; ++i) {
+    tma_load(v[i / 2][i % 2], &maps.v, full, i * kBox, first_key, source.kv_head, source.batch);
+  }
 }
 
 // Brings one tile's Q, and the K and V that it sees, to shared memory as stages become empty. From the last keys to
 // the first, so that tiles with a mask come first; each K before the V that its scores will overtake. The first
 // consumer need not wait for the others' Q.
 __device__ __forceinline__ void produce_tile(
-    const AttentionArgs& args, SharedStorage& smem, const Tile& tile,
+    const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, const Tile& tile,
     PipelineState<kQStages>& q_pipe, PipelineState<kKStages>& k_pipe, PipelineState<kVStages>& v_pipe) {
   const auto produce_q = [&](int consumer) {
     Barrier* const full = &smem.q_full[q_pipe.stage][consumer];
     barrier_expect(full, kQBytes);
-    load_queries(args, smem.q[q_pipe.stage][consumer], smem.q_unit[q_pipe.stage][consumer], full, tile, tile.first_row + 64 * consumer);
+    load_queries(smem.q[q_pipe.stage][consumer], maps, full, tile, tile.first_row + 64 * consumer);
   };
   barrier_wait(&smem.q_empty[q_pipe.stage], q_pipe.phase ^ 1);
   produce_q(0);
   const KeySource source(args, tile);
   const auto produce_k = [&](int n) {
-    Barrier* const full = &smem.k_full[k_pipe.stage];
+    Barrier* const full = &smem.k_raw_full[k_pipe.stage];
     barrier_wait(&smem.k_empty[k_pipe.stage], k_pipe.phase ^ 1);
     barrier_expect(full, kKBytes);
-    load_keys(smem.k[k_pipe.stage], smem.k_unit[k_pipe.stage], full, n, source);
+    load_keys(smem.k[k_pipe.stage], maps, full, n * kBc, source);
     k_pipe.advance();
   };
   if (tile.first_tile < tile.last_tile) produce_k(tile.last_tile - 1);
 #pragma unroll 1
   for (int consumer = 1; consumer < kConsumers; ++consumer) produce_q(consumer);
   q_pipe.advance();
-#pragma unroll 1
   for (int n = tile.last_tile - 1; n >= tile.first_tile; --n) {
     if (n > tile.first_tile) produce_k(n - 1);
-    Barrier* const full = &smem.v_full[v_pipe.stage];
+    Barrier* const full = &smem.v_raw_full[v_pipe.stage];
     barrier_wait(&smem.v_empty[v_pipe.stage], v_pipe.phase ^ 1);
     barrier_expect(full, kVBytes);
-    load_values(smem.v[v_pipe.stage], smem.v_unit[v_pipe.stage], full, n, source);
+    load_values(smem.v[v_pipe.stage], maps, full, n * kBc, source);
     v_pipe.advance();
+  }
+}
+
+// Splits a tile of K or V, some octets of rows by each warp.
+template <int kBoxes>
+__device__ __forceinline__ void split_tile(KChunk* tile, float (&units)[kBc / 8], Barrier& full, int warp) {
+  constexpr int kOctets = kBoxes <= 2 ? 2 : 1;  // whose latencies a warp hides in each other
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int i = warp * kOctets; i < kBc / 8; i += kSplitters * kOctets) {
+    float found[kOctets];
+    split_rows<kOctets, kBoxes, sizeof(KChunk) / 2>(found, tile[0][0] + i * 8 * kChunk, 1.0f);
+#pragma unroll
+    for (int octet = 0; octet < kOctets; ++octet) {
+      if (lane == 0) units[i + octet] = found[octet];
+    }
+  }
+  fence_proxy_async();
+  __syncwarp();
+  if (lane < kArrivals) barrier_arrive(&full);
+}
+
+// Splits the tiles of K and V that a tile of rows sees, in the order in which they come, each by all warps.
+__device__ __forceinline__ void split_tiles(
+    SharedStorage& smem, const Tile& tile, int warp, PipelineState<kKStages>& k_pipe, PipelineState<kVStages>& v_pipe) {
+  for (int n = tile.last_tile; n >= tile.first_tile; --n) {
+    if (n > tile.first_tile) {
+      const int stage = k_pipe.stage;
+      barrier_wait(&smem.k_raw_full[stage], k_pipe.phase);
+      split_tile<kDBoxes>(smem.k[stage], smem.k_units[stage], smem.k_full[stage], warp);
+      k_pipe.advance();
+    }
+    if (n < tile.last_tile) {
+      const int stage = v_pipe.stage;
+      barrier_wait(&smem.v_raw_full[stage], v_pipe.phase);
+      split_tile<kDvBoxes>(smem.v[stage], smem.v_units[stage], smem.v_full[stage], warp);
+      v_pipe.advance();
+    }
   }
 }
 
 // One consumer's 64 rows of a tile.
 __device__ __forceinline__ void consume_tile(
-    const AttentionArgs& args, SharedStorage& smem, const Tile& tile, int consumer,
+    const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, const Tile& tile, int consumer,
     PipelineState<kQStages>& q_pipe, PipelineState<kKStages>& k_pipe, PipelineState<kVStages>& v_pipe) {
   const int warp = threadIdx.x % kWarpgroup / 32, lane = threadIdx.x % 32;
   const bool leader = threadIdx.x % kWarpgroup == 0;
@@ -901,10 +1029,12 @@ __device__ __forceinline__ void consume_tile(
 #pragma unroll
   for (int i = 0; i < kDv / 2; ++i) o[i] = 0.0f;
 
-  const QChunk* q = smem.q[q_pipe.stage][consumer];
+  QChunk* q = smem.q[q_pipe.stage][consumer];
   barrier_wait(&smem.q_full[q_pipe.stage][consumer], q_pipe.phase);
-  const float q_unit = smem.q_unit[q_pipe.stage][consumer][0];
-  float score_scale[2] = {q_unit, q_unit};
+  float score_scale[2];
+  // Maxima are taken of raw scores: Q has the scale's sign. Where that is zero, so is Q, and what is left of the scale
+  // is small, since 0 * infinity is not a number.
+  split_q(score_scale, q, warp, consumer, args.scale < 0.0f ? -1.0f : args.scale > 0.0f ? 1.0f : 0.0f);
   float scale[2], unit[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -920,6 +1050,8 @@ __device__ __forceinline__ void consume_tile(
   constexpr int kNextK = sizeof(smem.k[0]) >> 4, kNextV = sizeof(smem.v[0]) >> 4;  // as descriptors count
   for (int n = tile.last_tile; n > last_tile; --n) {
     // Keys that only other consumers see.
+    order_wait(consumer);
+    order_arrive(consumer);
     barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
     named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);  // no warp may fall behind by a phase
     if (lane < kArrivals) barrier_arrive(&smem.k_empty[k_pipe.stage]);
@@ -935,10 +1067,12 @@ __device__ __forceinline__ void consume_tile(
     float tile_o[kDv / 2], v_unit;
     Weights p;
     barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+    order_wait(consumer);
     start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
+    order_arrive(consumer);
     wgmma_wait<0>();
     hold(s);
-    apply_unit(s, smem.k_unit[k_pipe.stage][0], largest);
+    apply_units(s, smem.k_units[k_pipe.stage], largest);
     if (lane < kArrivals) barrier_arrive(&smem.k_empty[k_pipe.stage]);
     // After the last scores the next Q may come.
     if (leader && n == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);
@@ -948,39 +1082,34 @@ __device__ __forceinline__ void consume_tile(
     raise_maximum(s, softmax, rescale, scale);
     weigh(s, softmax, scale);
     barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
-    split_weights(s, p);
-    v_unit = smem.v_unit[v_pipe.stage][0];
+    v_unit = split_weights(s, p, smem.v_units[v_pipe.stage]);
     largest.of_values = fmaxf(largest.of_values, v_unit);
-    if (n > first_tile) barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
 #pragma unroll 1
     for (--n; n >= first_tile; --n) {
-      // The next weights are made while these outputs are multiplied.
-      start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
+      // The next scores follow these outputs through the tensor cores without a gap.
+      order_wait(consumer);
       start_pv(tile_o, p, v_desc + v_pipe.stage * kNextV);
-      const int v_stage = v_pipe.stage;
-      v_pipe.advance();
+      barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+      start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
+      order_arrive(consumer);
       wgmma_wait<1>();
+      hold(tile_o);
+      accumulate(o, tile_o, v_unit);
+      if (lane < kArrivals) barrier_arrive(&smem.v_empty[v_pipe.stage]);
+      v_pipe.advance();
+      wgmma_wait<0>();
       hold(s);
-      apply_unit(s, smem.k_unit[k_pipe.stage][0], largest);
+      apply_units(s, smem.k_units[k_pipe.stage], largest);
       if (lane < kArrivals) barrier_arrive(&smem.k_empty[k_pipe.stage]);
       if (leader && n == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);
       k_pipe.advance();
       change(args, s, softmax.shift, steady, unit, tile.batch, tile.head, row, n * kBc);
       if (n >= first_partial) hide_last(s, SeenKeys(args, tile.batch, row), n * kBc);
-      const bool grown = raise_maximum(s, softmax, rescale, scale);
+      if (raise_maximum(s, softmax, rescale, scale)) rescale_output(o, rescale);
       weigh(s, softmax, scale);
-      // Sums are never negative. Asked for here, they keep the compiler from making weights after the outputs.
-      const bool positive = !(softmax.sum[0] + softmax.sum[1] < 0.0f);
-      if (n > first_tile && positive) barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
-      wgmma_wait<0>();
-      hold(tile_o);
-      accumulate(o, tile_o, v_unit);
-      if (lane < kArrivals) barrier_arrive(&smem.v_empty[v_stage]);
       barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
-      split_weights(s, p);
-      v_unit = smem.v_unit[v_pipe.stage][0];
+      v_unit = split_weights(s, p, smem.v_units[v_pipe.stage]);
       largest.of_values = fmaxf(largest.of_values, v_unit);
-      if (grown) rescale_output(o, rescale);
     }
     start_pv(tile_o, p, v_desc + v_pipe.stage * kNextV);
     wgmma_wait<0>();
@@ -1020,96 +1149,98 @@ __device__ __forceinline__ void consume_tile(
   q_pipe.advance();
 }
 
-// The largest of all threads' numbers of a block, none of which is negative.
-__device__ __forceinline__ float largest_of_block(float x, float* of_warps) {
-  const unsigned of_warp = __reduce_max_sync(0xffffffffu, __float_as_uint(x));  // positive floats compare as they are
-  __syncthreads();  // nobody reads those of another array any more
-  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = __uint_as_float(of_warp);
-  __syncthreads();
-  float largest = 0.0f;
+constexpr int kReachLanes = 8;  // that share a row, so that a warp reads several at once
+constexpr int kFarthest = 1 << 30;  // reaches all keys
+
+// Adds a lane's share of what rows multiply to.
+__device__ __forceinline__ float multiply_rows(const Element* first, const Element* second) {
+  struct alignas(16) Elements {
+    Element at[kVec];
+  };
+  float sum = 0.0f;
+  for (int x = int(threadIdx.x) % kReachLanes * kVec; x < kD; x += kReachLanes * kVec) {
+    const Elements a = *reinterpret_cast<const Elements*>(first + x);
+    const Elements b = *reinterpret_cast<const Elements*>(second + x);
 #pragma unroll
-  for (int warp = 0; warp < kSplitThreads / 32; ++warp) largest = fmaxf(largest, of_warps[warp]);
-  return largest;
+    for (int i = 0; i < kVec; ++i) sum = fmaf(a.at[i], b.at[i], sum);
+  }
+#pragma unroll
+  for (int bit = 1; bit < kReachLanes; bit *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, bit);
+  return sum;
 }
 
-// Splits a tile of `count` rows of kWidth numbers, times a sign, all threads of a block together; zeros for what is not
-// there.
-template <int kRows, int kWidth, int kChunks>
-__device__ __forceinline__ void split_tile(
-    float* tile, const Element* source, long long stride, int count, float sign, float* of_warps) {
-  constexpr int kRowsAtOnce = kSplitThreads / 8, kTimes = kRows / kRowsAtOnce;  // eight threads do a row of a chunk
-  constexpr int kPart = kRows * 128;  // bytes of the large parts of a chunk, or of the small ones behind them
-  const int piece = threadIdx.x % 8, first_row = threadIdx.x / 8;
-  float4 x[kChunks][kTimes][2];
-  float largest = 0.0f;
-#pragma unroll
-  for (int i = 0; i < 2 * kChunks * kTimes; ++i) {
-    const int chunk = i / 2 / kTimes, row = first_row + i / 2 % kTimes * kRowsAtOnce, column = chunk * kChunk + piece * 8;
-    const bool inside = row < count && column < kWidth;
-    const float4* const four_of = reinterpret_cast<const float4*>(source + row * stride + column) + i % 2;
-    const float4 four = inside ? *four_of : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    x[chunk][i / 2 % kTimes][i % 2] = four;
-    largest = fmaxf(largest, largest_of(four));
-  }
-  const float unit = unit_of(largest_of_block(largest, of_warps)), factor = sign * inverse_of(unit);
-#pragma unroll
-  for (int i = 0; i < kChunks * kTimes; ++i) {
-    const float4 (&eight)[2] = x[i / kTimes][i % kTimes];
-    const int row = first_row + i % kTimes * kRowsAtOnce;
-    const Parts pairs[4] = {
-        split(eight[0].x * factor, eight[0].y * factor), split(eight[0].z * factor, eight[0].w * factor),
-        split(eight[1].x * factor, eight[1].y * factor), split(eight[1].z * factor, eight[1].w * factor)};
-    char* const target =
-        reinterpret_cast<char*>(tile) + i / kTimes * 2 * kPart + row * 128 + (piece ^ row % 8) * 16;
-    *reinterpret_cast<uint4*>(target) = make_uint4(pairs[0].big, pairs[1].big, pairs[2].big, pairs[3].big);
-    *reinterpret_cast<uint4*>(target + kPart) =
-        make_uint4(pairs[0].small, pairs[1].small, pairs[2].small, pairs[3].small);
-  }
-  float4* const behind = reinterpret_cast<float4*>(tile + kChunks * 2 * kPart / 4);
-  if (threadIdx.x == 0) *behind = make_float4(unit, 0.0f, 0.0f, 0.0f);
+// The length whose square that is, or more: float32 squares nothing below 1e-19, and what is no number may be any.
+__device__ __forceinline__ float length_of(float square) {
+  return square < 3e38f ? sqrtf(fmaxf(square, 1e-30f)) : kInfinity;
 }
 
-// Splits queries; a block does a tile.
-extern "C" __global__ void __launch_bounds__(kSplitThreads)
-    attention_f32_d64_alibi_query_tiles(const AttentionArgs args) {
-  extern __shared__ __align__(1024) unsigned char shared_bytes[];
-  float* const of_warps = reinterpret_cast<float*>(shared_bytes);
+__device__ __forceinline__ float largest_of_warp(float value) {
+#pragma unroll
+  for (int bit = 1; bit < 32; bit *= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, bit));
+  return value;
+}
+
+// Finds the length of the longest of every kLongestOf rows of keys, a warp's.
+extern "C" __global__ void __launch_bounds__(kReachThreads)
+    attention_f32_d64_alibi_key_lengths(const AttentionArgs args) {
   let_next_launch_begin();
-  const int tiles = (args.seqlen_q + kTileRows - 1) / kTileRows;
-  const int tile = int(blockIdx.x) % tiles, head = int(blockIdx.x) / tiles % args.num_q_heads;
-  const int batch = int(blockIdx.x) / tiles / args.num_q_heads;
-  const long long first_row = tile * kTileRows;
-  const int count = args.seqlen_q - tile * kTileRows;
-  split_tile<kTileRows, kD, kDChunks>(
-      queries_of(args, batch, head) + static_cast<long long>(tile) * kQueryWords,
-      args.q + batch * args.q_stride_batch + head * args.q_stride_head + first_row * args.q_stride_row,
-      args.q_stride_row, count, args.scale < 0.0f ? -1.0f : args.scale > 0.0f ? 1.0f : 0.0f, of_warps);
+  const int tiles = (args.seqlen_k + kLengthKeys - 1) / kLengthKeys;
+  const int tile = int(blockIdx.x) % tiles, kv_head = int(blockIdx.x) / tiles % args.num_kv_heads;
+  const int batch = int(blockIdx.x) / tiles / args.num_kv_heads;
+  const int first_key = tile * kLengthKeys + int(threadIdx.x) / 32 * kLongestOf, lane = int(threadIdx.x) % 32;
+  if (first_key >= args.seqlen_k) return;
+  const Element* const keys = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
+  float longest = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kLongestOf; i += 32 / kReachLanes) {
+    const Element* const key = keys + min(first_key + i + lane / kReachLanes, args.seqlen_k - 1) * args.k_stride_row;
+    longest = fmaxf(longest, length_of(multiply_rows(key, key)));
+  }
+  longest = largest_of_warp(longest);
+  if (lane == 0) key_lengths_of(args, batch, kv_head)[first_key / kLongestOf] = longest;
 }
 
-// Splits keys and values; a block does a tile of both.
-extern "C" __global__ void __launch_bounds__(kSplitThreads)
-    attention_f32_d64_alibi_walked_tiles(const AttentionArgs args) {
-  extern __shared__ __align__(1024) unsigned char shared_bytes[];
-  float* const of_warps = reinterpret_cast<float*>(shared_bytes);
+// Finds how far from their places every kReachOf rows of queries, a warp's, must look for keys. No score is larger than
+// the length of a row times that of the longest key, and slopes take from it what grows with the distance: beyond the
+// reach all keys together weigh less than 2^-24 of the one at a row's place, or next to it.
+extern "C" __global__ void __launch_bounds__(kReachThreads)
+    attention_f32_d64_alibi_reach(const AttentionArgs args) {
   wait_for_earlier_launches();
   let_next_launch_begin();
-  const int tiles = (args.seqlen_k + kBc - 1) / kBc;
-  const int tile = int(blockIdx.x) % tiles, head = int(blockIdx.x) / tiles % args.num_kv_heads;
-  const int batch = int(blockIdx.x) / tiles / args.num_kv_heads;
-  const long long first_row = tile * kBc;
-  const int count = args.seqlen_k - tile * kBc;
-  split_tile<kBc, kD, kDChunks>(
-      keys_of_head(args, batch, head) + static_cast<long long>(tile) * kKeyWords,
-      args.k + batch * args.k_stride_batch + head * args.k_stride_head + first_row * args.k_stride_row,
-      args.k_stride_row, count, 1.0f, of_warps);
-  split_tile<kBc, kDv, kDvChunks>(
-      values_of_head(args, batch, head) + static_cast<long long>(tile) * kValueWords,
-      args.v + batch * args.v_stride_batch + head * args.v_stride_head + first_row * args.v_stride_row,
-      args.v_stride_row, count, 1.0f, of_warps);
+  const int tiles = (args.seqlen_q + kReachRows - 1) / kReachRows;
+  const int tile = int(blockIdx.x) % tiles, head = int(blockIdx.x) / tiles % args.num_q_heads;
+  const int batch = int(blockIdx.x) / tiles / args.num_q_heads, kv_head = head / (args.num_q_heads / args.num_kv_heads);
+  const int first_row = tile * kReachRows + int(threadIdx.x) / 32 * kReachOf, lane = int(threadIdx.x) % 32;
+  if (first_row >= args.seqlen_q) return;
+  const int end_row = args.seqlen_k > 0 ? min(first_row + kReachOf, args.seqlen_q) : first_row;
+  const Element* const queries = args.q + batch * args.q_stride_batch + head * args.q_stride_head;
+  const Element* const keys = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
+  float longest = 0.0f;
+  for (int i = lane; i < (args.seqlen_k + kLongestOf - 1) / kLongestOf; i += 32) {
+    longest = fmaxf(longest, key_lengths_of(args, batch, kv_head)[i]);
+  }
+  longest = largest_of_warp(longest);
+  const float slope = kLog2e * slopes_at(args, batch, head), scale = kLog2e * args.scale;
+  // Farther off on either side weights fall from 2^-depth by 2^-slope a key: a geometric series.
+  const float depth = 25.0f + log2f(fmaxf(1.0f, fminf(float(args.seqlen_k), 1.0f / (kLn2 * slope))));
+  float reach = 0.0f;
+#pragma unroll 4
+  for (int i = first_row; i < end_row; i += 32 / kReachLanes) {
+    const int row = min(i + lane / kReachLanes, end_row - 1);
+    const int place = row + args.seqlen_k - args.seqlen_q, next = max(place, 0);
+    const Element* const query = queries + row * args.q_stride_row;
+    const float own = scale * multiply_rows(query, keys + next * args.k_stride_row);
+    // A thousandth more, for what rounding takes.
+    const float most = 1.001f * fabsf(scale) * longest * length_of(multiply_rows(query, query));
+    const float found = (most - own + depth) / slope + float(next - place);
+    reach = slope > 0.0f && found < float(kFarthest) ? fmaxf(reach, found) : float(kFarthest);
+  }
+  reach = largest_of_warp(reach);
+  if (lane == 0) reaches_of(args, batch, head)[first_row / kReachOf] = int(ceilf(reach));
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    attention_f32_d64_alibi_kernel(const AttentionArgs args) {
+    attention_f32_d64_alibi_kernel(const AttentionArgs args, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
   wait_for_earlier_launches();
@@ -1121,11 +1252,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       barrier_init(&smem.q_empty[i], kConsumers);
     }
     for (int i = 0; i < kKStages; ++i) {
-      barrier_init(&smem.k_full[i], 1);
+      barrier_init(&smem.k_full[i], kArrivals * kSplitters);
+      barrier_init(&smem.k_raw_full[i], 1);
       barrier_init(&smem.k_empty[i], kArrivals * 4 * kConsumers);
     }
     for (int i = 0; i < kVStages; ++i) {
-      barrier_init(&smem.v_full[i], 1);
+      barrier_init(&smem.v_full[i], kArrivals * kSplitters);
+      barrier_init(&smem.v_raw_full[i], 1);
       barrier_init(&smem.v_empty[i], kArrivals * 4 * kConsumers);
     }
     fence_barrier_init();
@@ -1136,30 +1269,62 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   PipelineState<kKStages> k_pipe;
   PipelineState<kVStages> v_pipe;
   if (warp < 4) {
-    give_registers<40>();
+    give_registers<72>();
     if (warp == 0 && elect_one()) {
+      prefetch_map(&maps.q);
+      prefetch_map(&maps.k);
+      prefetch_map(&maps.v);
       for_each_tile(args, [&](const Tile& tile) {
-        produce_tile(args, smem, tile, q_pipe, k_pipe, v_pipe);
+        produce_tile(args, maps, smem, tile, q_pipe, k_pipe, v_pipe);
       });
     }
+    if (warp > 0) {
+      for_each_tile(args, [&](const Tile& tile) { split_tiles(smem, tile, warp - 1, k_pipe, v_pipe); });
+    }
   } else {
-    take_registers<232>();
+    take_registers<216>();
     const int consumer = warp / 4 - 1;
+    if (consumer == kConsumers - 1) order_arrive(consumer);
     for_each_tile(args, [&](const Tile& tile) {
-      consume_tile(args, smem, tile, consumer, q_pipe, k_pipe, v_pipe);
+      consume_tile(args, maps, smem, tile, consumer, q_pipe, k_pipe, v_pipe);
     });
   }
 }
 
 #ifndef __CUDACC_RTC__
+// Describes an array of `sizes` (columns, rows, heads, batch) and `strides` (of rows, heads, batches) in elements,
+// which is moved in boxes of `columns` by `rows`.
+static cudaError_t encode_map(
+    CUtensorMap* map, const Element* array, const long long (&sizes)[4], const long long (&strides)[3],
+    unsigned columns, unsigned rows, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion) {
+  // From the driver by name, so that nothing needs to be linked with it.
+  static const auto encode = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+  }();
+  if (encode == nullptr) return cudaErrorNotSupported;
+  // An array without rows is never read, but a map must be of something.
+  const bool any_rows = sizes[1] > 0;
+  cuuint64_t whole[4], stride_bytes[3];
+  for (int i = 0; i < 4; ++i) whole[i] = i == 0 || any_rows ? sizes[i] : 1;
+  // The stride of a dimension of one is never used, but must be one that the driver takes.
+  for (int i = 0; i < 3; ++i) stride_bytes[i] = whole[i + 1] > 1 ? strides[i] * sizeof(Element) : 16;
+  const cuuint32_t box[4] = {columns, rows, 1, 1}, steps[4] = {1, 1, 1, 1};
+  const CUresult status = encode(
+      map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, const_cast<Element*>(array), whole, stride_bytes, box, steps,
+      CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return status == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
 // Returns how many bytes args->workspace must have room for.
 extern "C" long long attention_f32_d64_alibi_workspace_bytes(const AttentionArgs* args) {
   const long long batch = args->batch, num_kv_heads = args->num_kv_heads;
   const long long num_q_heads = args->num_q_heads, seqlen_k = args->seqlen_k;
   const long long seqlen_q = args->seqlen_q;
-  return 4 * ((batch * num_q_heads * ((seqlen_q + 63) / 64) * 4128 + 63) / 64 * 64 +
-              (batch * num_kv_heads * ((seqlen_k + 127) / 128) * 8224 + 63) / 64 * 64 +
-              (batch * num_kv_heads * ((seqlen_k + 127) / 128) * 8224 + 63) / 64 * 64);
+  return 4 * ((batch * num_kv_heads * ((seqlen_k + 15) / 16) + 63) / 64 * 64 +
+              (batch * num_q_heads * ((seqlen_q + 63) / 64) + 63) / 64 * 64);
 }
 
 // How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
@@ -1180,34 +1345,34 @@ static cudaLaunchConfig_t configure(unsigned blocks, unsigned threads, size_t sm
   return config;
 }
 
-static int launch_query_tiles(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
-  const long long batch = args->batch, num_q_heads = args->num_q_heads;
-  const long long seqlen_q = args->seqlen_q;
-  const long long blocks = (seqlen_q + kTileRows - 1) / kTileRows * num_q_heads * batch;
-  if (blocks == 0) return cudaSuccess;
-  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
-  constexpr size_t smem_bytes = 16;
-  const cudaError_t status =
-      cudaFuncSetAttribute(attention_f32_d64_alibi_query_tiles, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
-  if (status != cudaSuccess) return status;
-  cudaLaunchAttribute attribute;
-  const cudaLaunchConfig_t config = configure(unsigned(blocks), 128, smem_bytes, stream, attribute, begun);
-  return cudaLaunchKernelEx(&config, attention_f32_d64_alibi_query_tiles, *args);
-}
-
-static int launch_walked_tiles(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
+static int launch_key_lengths(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
   const long long batch = args->batch, num_kv_heads = args->num_kv_heads;
   const long long seqlen_k = args->seqlen_k;
-  const long long blocks = (seqlen_k + kBc - 1) / kBc * num_kv_heads * batch;
+  const long long blocks = (seqlen_k + kLengthKeys - 1) / kLengthKeys * num_kv_heads * batch;
   if (blocks == 0) return cudaSuccess;
   if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
-  constexpr size_t smem_bytes = 16;
+  constexpr size_t smem_bytes = 0;
   const cudaError_t status =
-      cudaFuncSetAttribute(attention_f32_d64_alibi_walked_tiles, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+      cudaFuncSetAttribute(attention_f32_d64_alibi_key_lengths, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
   cudaLaunchAttribute attribute;
   const cudaLaunchConfig_t config = configure(unsigned(blocks), 128, smem_bytes, stream, attribute, begun);
-  return cudaLaunchKernelEx(&config, attention_f32_d64_alibi_walked_tiles, *args);
+  return cudaLaunchKernelEx(&config, attention_f32_d64_alibi_key_lengths, *args);
+}
+
+static int launch_reach(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
+  const long long batch = args->batch, num_q_heads = args->num_q_heads;
+  const long long seqlen_q = args->seqlen_q;
+  const long long blocks = (seqlen_q + kReachRows - 1) / kReachRows * num_q_heads * batch;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  constexpr size_t smem_bytes = 0;
+  const cudaError_t status =
+      cudaFuncSetAttribute(attention_f32_d64_alibi_reach, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (status != cudaSuccess) return status;
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(unsigned(blocks), 128, smem_bytes, stream, attribute, begun);
+  return cudaLaunchKernelEx(&config, attention_f32_d64_alibi_reach, *args);
 }
 
 static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
@@ -1216,18 +1381,34 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& b
   const long long blocks = (seqlen_q + kBr - 1) / kBr * num_q_heads * batch;
   if (blocks == 0) return cudaSuccess;
   if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  const bool any_keys = args->seqlen_k > 0;  // without, their arrays may be null
+  TensorMaps maps;
+  const cudaError_t q_status = encode_map(
+      &maps.q, args->q, {kD, args->seqlen_q, args->num_q_heads, args->batch},
+      {args->q_stride_row, args->q_stride_head, args->q_stride_batch}, 32, 64,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (q_status != cudaSuccess) return q_status;
+  const cudaError_t k_status = encode_map(
+      &maps.k, any_keys ? args->k : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
+      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 32, 96,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (k_status != cudaSuccess) return k_status;
+  const cudaError_t v_status = encode_map(
+      &maps.v, any_keys ? args->v : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
+      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 32, 96,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (v_status != cudaSuccess) return v_status;
   constexpr size_t smem_bytes = sizeof(SharedStorage);
   const cudaError_t status =
       cudaFuncSetAttribute(attention_f32_d64_alibi_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
-  const unsigned grid = unsigned(blocks < kMaxBlocks ? blocks : kMaxBlocks);
   cudaLaunchAttribute attribute;
-  const cudaLaunchConfig_t config = configure(grid, kThreads, smem_bytes, stream, attribute, begun);
-  return cudaLaunchKernelEx(&config, attention_f32_d64_alibi_kernel, *args);
+  const cudaLaunchConfig_t config = configure(unsigned(blocks), kThreads, smem_bytes, stream, attribute, begun);
+  return cudaLaunchKernelEx(&config, attention_f32_d64_alibi_kernel, *args, maps);
 }
 
 // Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
-// suit 16-byte accesses, cudaErrorInvalidValue for a shape the kernel does not serve.
+// suit 16-byte accesses, cudaErrorInvalidValue for a shape or stride the kernel does not serve.
 extern "C" int attention_f32_d64_alibi(const AttentionArgs* args, cudaStream_t stream) {
   if (args->batch < 0 || args->num_q_heads < 0 || args->num_kv_heads < 1 ||
       args->num_q_heads % args->num_kv_heads != 0 || args->seqlen_q < 0 || args->seqlen_k < 0) {
@@ -1249,10 +1430,10 @@ extern "C" int attention_f32_d64_alibi(const AttentionArgs* args, cudaStream_t s
     if (address % (kVec * sizeof(float)) != 0) return cudaErrorMisalignedAddress;
   }
   bool begun = false;  // by a launch
-  if (const int status = launch_query_tiles(args, stream, begun)) return status;
-  if (const int status = launch_walked_tiles(args, stream, begun)) return status;
+  if (const int status = launch_key_lengths(args, stream, begun)) return status;
+  if (const int status = launch_reach(args, stream, begun)) return status;
   if (const int status = launch_kernel(args, stream, begun)) return status;
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "scoring": {"alibi": true}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 128, "splits": 1, "workspace_splits": 1, "split": "in_front", "bc": 128, "persistent": true, "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "copiers": 1, "k_stages": 2, "v_stages": 2, "summed_columns": 0, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d64_alibi", "launches": [{"threads": 128, "smem_bytes": 16, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "query_tiles"}, {"threads": 128, "smem_bytes": 16, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "walked_tiles", "of_keys": true, "dependent": true}, {"threads": 384, "smem_bytes": 164864, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "97ff5b252ffbe5fd", "figures": [1590, 963]}
+// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "scoring": {"alibi": true}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 128, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 96, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "left_out", "copiers": 1, "k_stages": 2, "v_stages": 2, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 16, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d64_alibi", "launches": [{"threads": 128, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "key_lengths", "of_keys": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "reach", "dependent": true}, {"threads": 384, "smem_bytes": 132096, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 96, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 96, "columns": 32, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "2f36a25b2e09261d", "figures": [1605, 968]}

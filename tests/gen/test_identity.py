@@ -26,7 +26,7 @@ from flashgen.gen.identity import (
 
 RECORDED = Path(__file__).with_name("identities.json")
 #: What kernels have a choice of only where scores are changed, as in none of the sample.
-OF_CHANGED_SCORES = {"tangent", "bias_stages", "bias_heads", "seen_bits"}
+OF_CHANGED_SCORES = {"tangent", "bias_stages", "bias_heads", "seen_bits", "far_keys"}
 ADVICE = """kernels of family {family} changed: their identity is {now}, {recorded} is recorded.
 - If they are other machine code, their times must be measured anew: write the new identity down with
   pytest {file} --update-golden

@@ -30,6 +30,7 @@ LEFT_TO_EMULATED_CARDS = {
     "bias_stages",
     "bias_heads",
     "seen_bits",
+    "far_keys",
     "split",
     "summed_columns",
     "values",

@@ -50,6 +50,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ...expression import Constant, loads_of
+from ...handover.reach import LENGTH_KEYS, REACH_ROWS, REACH_THREADS, reach_launches, reach_regions
 from ...handover.split_tiles import (
     ARRAYS_OF_OUTPUTS,
     TILE_ROWS,
@@ -163,11 +164,13 @@ class Wgmma(AdvisedParameters):
 
     def launches(self, problem: Problem, limits: DeviceLimits) -> tuple[Launch, ...]:
         made = super().launches(problem, limits)
-        in_front = ()
+        in_front: tuple[Launch, ...] = ()
         if self.splits_in_front:
             in_front = walked_tile_launches(self.bc)
         elif self.turns_values_in_front:
             in_front = (value_tile_launch(self.bc),)
+        elif self.leaves_far_keys_out:
+            in_front = reach_launches()
         main = next(i for i, each in enumerate(made) if each.role == MAIN_ROLE)
         return (*made[:main], *in_front, *made[main:])
 
@@ -180,6 +183,8 @@ class Wgmma(AdvisedParameters):
             regions.append(Region("o_sums", Constant(floats), "outputs so far"))
         if self.turns_values_in_front:
             regions.append(value_region(self.bc, value_bytes(self, problem)))
+        if self.leaves_far_keys_out:
+            regions += reach_regions()
         if regions:
             return Workspace(tuple(regions))
         return super().workspace_of(problem, main)
@@ -237,5 +242,8 @@ class Wgmma(AdvisedParameters):
             "converters": CONVERTERS,
             "converted_together": CONVERTED_TOGETHER,
             "value_threads": VALUE_TILE_THREADS,
+            "reach_threads": REACH_THREADS,
+            "length_keys": LENGTH_KEYS,
+            "reach_rows": REACH_ROWS,
             "summed_tiles": max(1, SEGMENT_KEYS // self.bc),
         }

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from ...handover.reach import mean_tiles_in_reach, reaches_of_heads
 from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...scored_tiles.arrays import met_by
@@ -136,7 +137,8 @@ class GroupWork(Work):
     late_outputs: float = 0.0
     """Part of a tile's outputs whose products a warpgroup starts only once others of them have ended."""
     launches_in_front: int = 0
-    """Launches that split float32, or turn values of eight bits, before blocks read them."""
+    """Launches that split float32, turn values of eight bits or find which keys are in reach, before blocks
+    begin."""
     bytes_in_front: float = 0.0
     """Bytes that they read and write."""
     asked_slots: float = 0.0
@@ -171,7 +173,8 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
     packed = problem.group if variant.pack_heads else 1
     by_plan = variant.workspace_splits > 1 and problem.layout.is_packed
     shares = 1 if by_plan else variant.key_shares()
-    walks, computed = _walks(variant.br, variant.tiles_per_cluster(), bc, packed, shares, problem)
+    reaches = reaches_of_heads(problem) if variant.leaves_far_keys_out else ()
+    walks, computed = _walks(variant.br, variant.tiles_per_cluster(), bc, packed, shares, problem, reaches)
     if by_plan:
         walks = _planned_walks(walks, variant, problem, limits)
     tiles = computed / (groups * len(walks))
@@ -203,6 +206,8 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
         weight_bytes, split = (_split_in_front if variant.splits_in_front else _split_in_place)(
             variant, problem, scores
         )
+    if reaches:
+        split |= _found_in_front(problem)
     return GroupWork(
         groups=groups,
         score_cycles=flops * (products * d * score_size + ramp) / WGMMA_FLOPS_PER_CLOCK,
@@ -245,10 +250,17 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
 
 @lru_cache(maxsize=256)
 def _walks(
-    br: int, tiles_per_cluster: int, bc: int, packed: int, splits: int, problem: Problem
+    br: int,
+    tiles_per_cluster: int,
+    bc: int,
+    packed: int,
+    splits: int,
+    problem: Problem,
+    reaches: tuple[float, ...] = (),
 ) -> tuple[tuple[int, ...], int]:
     """`GroupWork.walks`, and the tiles of keys that a head's warpgroups compute in all. ``packed``: so many
-    rows, of different heads, stand at one position."""
+    rows, of different heads, stand at one position. ``reaches``: how far from their places the rows of each
+    head look, of which the mean counts."""
     if problem.layout.is_packed:
         found = [
             (count, *_walks(br, tiles_per_cluster, bc, packed, splits, each))
@@ -267,6 +279,10 @@ def _walks(
         last_row = min(first_row + count, all_rows) - 1
         first_key, end_key = int(begins[first_row // packed]), int(ends[last_row // packed])
         tiles = -(-end_key // bc) - first_key // bc
+        if reaches:
+            return round(
+                mean_tiles_in_reach(problem, reaches, (first_row, last_row), (first_key, end_key), bc)
+            )
         return max(0, round(listed[first_row // rows] * tiles))
 
     walks = [seen(tile * br // rows * rows, rows) for tile in range(query_tiles)]
@@ -410,6 +426,13 @@ def _split_in_front(variant: Wgmma, problem: Problem, scores: float) -> tuple[fl
         "launches_in_front": 2,
         "bytes_in_front": item * (read + written),
     }
+
+
+def _found_in_front(problem: Problem) -> dict[str, Any]:
+    """What launches cost that find how far rows look: they read queries, and keys twice."""
+    rows = problem.num_q_heads * problem.seqlen_q + 2 * problem.num_kv_heads * problem.seqlen_k
+    read = ITEM_BYTES[problem.dtype] * problem.batch * rows * problem.head_dim
+    return {"launches_in_front": 2, "bytes_in_front": read}
 
 
 def _copies(variant: Wgmma, problem: Problem) -> float:

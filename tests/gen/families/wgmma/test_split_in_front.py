@@ -35,7 +35,7 @@ FRONT = Wgmma(split="in_front", br=128, bc=32)
 #: What no legal kernel of this kind has otherwise.
 HELD = ("split", "split_by", "pack_heads", "splits", "workspace_splits", "o_apart", "p_in_shared", "weights")
 HELD += ("bias_stages", "bias_heads", "seen_bits", "q_in_registers", "poly_exp", "cluster_over", "cluster")
-HELD += ("tail", "tangent", "values", "promotion", "copiers")
+HELD += ("tail", "tangent", "values", "promotion", "copiers", "far_keys")
 #: Blocks that stay and that do not, both schedules, tiles of keys of which 64 are not a multiple, and outputs
 #: summed at once, some columns at a time, and what is left of them.
 WAYS: dict[str, tuple[Wgmma, dict[str, int]]] = {

@@ -83,7 +83,8 @@ def test_the_cover_leaves_nothing_out():
     singles = set().union(*map(traits, settings()))
     # Tangents and stages of biases are of changed scores; float32, eight bits and pages have covers and tests
     # of their own.
-    others = ("tangent", "bias_stages", "bias_heads", "seen_bits", "values", "promotion", "copiers")
+    others = ("tangent", "bias_stages", "bias_heads", "seen_bits", "far_keys", "values", "promotion")
+    others += ("copiers",)
     chosen = [p for p in Wgmma.parameters() if p.name not in others]
     choices = {(p.name, choice) for p in chosen for choice in p.choices}
     left = {("split_by", "tiles"), ("split", "in_front"), ("weights", "e4m3")}

@@ -1,0 +1,74 @@
+"""How far from its place a row's keys may be and still weigh anything, where slopes press far ones down.
+
+A score is at most the length of a row of queries times that of the longest row of keys, and slopes take from
+it what grows with the distance (ALiBi); what the key at a row's own place scores is known. So beyond some
+distance all keys together weigh less than float32 tells beside that one, and blocks walk no farther. It is a
+bound by lengths (Cauchy and Schwarz), whatever the inputs are: of such whose lengths say little, all keys are
+in reach.
+
+Two launches find it: one the longest of every few rows of keys, the other the reach of every few of queries.
+"""
+
+from __future__ import annotations
+
+from math import e, log, log2, sqrt
+
+import numpy as np
+
+from ..expression import Constant, divided_up
+from ..launch import BATCH, KEY_LENGTHS_ROLE, KEYS, KV_HEADS, Q_HEADS, REACH_ROLE, ROWS, Launch
+from ..limits import WARP
+from ..problem import Problem
+from ..scoring.values import typical_values
+from .workspace import Region
+
+#: Threads of a block of either launch, and the rows of keys, and of queries, that a warp of it takes.
+REACH_THREADS, LENGTH_KEYS, REACH_ROWS = 128, 16, 64
+#: The regions of a workspace that they leave.
+KEY_LENGTHS, REACHES = "key_lengths", "reaches"
+#: Powers of two by which what is left out lies below what is known: those of float32, and one for both sides.
+DEPTH = 25.0
+#: Of rows of random numbers, how much longer than their mean length the longest of many are, and how far
+#: below nothing the least of some products of two rows is, in deviations of each.
+LONGER, LOWER = 2.5, 2.4
+
+
+def reach_launches() -> tuple[Launch, Launch]:
+    """Returns the launches that find the reach of rows, in their order."""
+    warps = REACH_THREADS // WARP
+    return (
+        Launch(REACH_THREADS, 0, warps * LENGTH_KEYS, role=KEY_LENGTHS_ROLE, of_keys=True),
+        Launch(REACH_THREADS, 0, warps * REACH_ROWS, role=REACH_ROLE),
+    )
+
+
+def reach_regions() -> tuple[Region, ...]:
+    """Returns where in a workspace what they find is."""
+    of_keys = BATCH * KV_HEADS * divided_up(KEYS, Constant(LENGTH_KEYS))
+    of_rows = BATCH * Q_HEADS * divided_up(ROWS, Constant(REACH_ROWS))
+    return (
+        Region(KEY_LENGTHS, of_keys, f"the length of the longest of {LENGTH_KEYS} rows of keys"),
+        Region(REACHES, of_rows, f"how far from their places keys of {REACH_ROWS} rows weigh anything"),
+    )
+
+
+def reaches_of_heads(problem: Problem) -> tuple[float, ...]:
+    """Returns how far the rows of each query head look, of random inputs and what slopes are timed with."""
+    length = sqrt(problem.head_dim) + LONGER * sqrt(0.5)
+    most = log2(e) * (length**2 / sqrt(problem.head_dim) + LOWER)
+    found = []
+    for slope in np.asarray(typical_values(problem)["slopes"])[0] * log2(e):
+        keys = max(1.0, min(problem.seqlen_k, 1.0 / (log(2.0) * slope)))
+        found.append(float((most + DEPTH + log2(keys)) / slope))
+    return tuple(found)
+
+
+def mean_tiles_in_reach(
+    problem: Problem, reaches: tuple[float, ...], rows: tuple[int, int], keys: tuple[int, int], bc: int
+) -> float:
+    """Returns how many tiles of ``bc`` keys, of those from the first of ``keys`` to before the second, are in
+    reach of any of these rows, the last of them included, in the mean of heads."""
+    places = np.array(rows) + problem.seqlen_k - problem.seqlen_q
+    first = np.maximum(keys[0], places[0] - np.array(reaches)) // bc
+    end = -(-np.minimum(keys[1], places[1] + np.array(reaches) + 1) // bc)
+    return float(np.maximum(end - first, 0).mean())
