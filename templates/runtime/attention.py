@@ -221,6 +221,7 @@ class Attention:
                 workspace = _empty(q, "float32", (words,), (1,), side_stream)
             at = 0 if workspace is None else _address(workspace)
             _launch(plan, *addresses, scale, numbers, handle, output is not None, at)
+            beside.launched()
             if isinstance(workspace, _Buffer):
                 workspace.free()  # once the launches have run
         return (out, lse) if return_lse else out

@@ -57,6 +57,9 @@ class _Beside:
         where it may be."""
         return self.told
 
+    def launched(self) -> None:
+        """Hears that the launches have been made for which `numbers` was asked."""
+
     def on_device(self, put: Callable[[Any], Any]) -> "_Beside":
         """Returns the same with numpy's arrays where `put` puts them, on the GPU."""
         return self

@@ -198,8 +198,8 @@ class ScoredAttention(_ByKind[Attention]):
             heads, seqlen_q, seqlen_k); `attn_mask` is another name for it.
         sinks: float32 (heads): a logit beside a row's scores, in the denominator alone.
         lists: of masks that no interval says, a `TileLists` that keeps which tiles are seen for the next
-            calls, for as long as what the masks read stands; None: they are listed by each call. Graphs of
-            torch.compile list them each time.
+            calls, for as long as what the masks read stands; None: they are listed by each call, and where
+            numbers alone tell, by the first on a stream. Graphs list them each time.
         values: what expressions read, by its name. Arrays may be longer than needed.
 
         Gradients of q, k, v and of the float arrays among these are taken where the module has kernels for

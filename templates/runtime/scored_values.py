@@ -1,18 +1,22 @@
 """What kernels read for masks and changes of scores: numbers, and arrays as they lie."""
 
+import ctypes
 import dataclasses
 import functools
 import importlib
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .arrays import _address, _can_allocate, _empty, _kind, _library, _read, _torch_of
+from .driver import _DEFAULT_STREAMS, _LOCK, _driver
 from .facts import Tuned
 from .plans import _LISTS_MADE, _TILE_LISTS, _Beside, _beside, _Plan
 from .table import _TORCH_DEVICES, _ordinal
+from .tensors import _current_handle
 
 #: What is asked for by name: the keyword, and the numbers or arrays that kernels read of it.
 _FEATURES = {
@@ -29,6 +33,8 @@ _FEATURES = {
     "bias": ("bias", ("bias",)),
     "sinks": ("sinks", ("sinks",)),
 }
+#: The arrays that masks of those names read.
+_OF_MASKS = ("prefix", "lengths", "document_begin", "document_end", "tree")
 #: What array libraries call the types of buffers.
 _BUFFER_DTYPES = {
     "f32": ("float32",),
@@ -51,6 +57,11 @@ _INT_END = 2**31
 _MAX_REACH = 2**30
 #: The rows that a tree may have: the bits of a word.
 _TREE_ROWS = 64
+#: The most lists of tiles that are remembered, and the integers of all of them.
+_MOST_LISTS = 16
+_MOST_LIST_INTS = 2**25
+#: CUDA's handle of the default stream that each thread has of its own.
+_STREAM_OF_THREAD = 2
 
 
 class Buffer(NamedTuple):
@@ -176,6 +187,20 @@ class Scored(Tuned):
             name for name, format in self.launches[0].arguments if format == "i" and name in self.scalars
         )
 
+    @functools.cached_property
+    def lists_stand(self) -> bool:
+        """Whether the tiles that rows see follow from sizes and numbers alone: no array tells, which may
+        change in its place."""
+        told = self.problem.get("scoring", {})
+        telling = {*_OF_MASKS, *re.findall(r"\w+", told.get("mask", ""))}
+        telling |= {"bias"} if told.get("bias") == "u8" else set()
+        of_changes = rf"({'|'.join(self.buffers)})(_(stride|size)_\d+)?"
+        numbers = {*self.scalars, "value_scale", _TILE_LISTS, _LISTS_MADE}
+        # Of sequences and pages it reads more.
+        return telling.isdisjoint(self.buffers) and all(
+            name in numbers or re.fullmatch(of_changes, name) for name in self.reads
+        )
+
     def numbers_of(self, keyword: str, value: Any) -> dict[str, float]:
         """Returns the numbers that a keyword's value stands for. Raises TypeError and ValueError."""
         values = [value]
@@ -241,6 +266,8 @@ class _Asked(_Beside):
         caller's, `put` puts numpy's arrays on the GPU."""
         super().__init__()
         self.lists, self.put = lists, put
+        self._remembering: tuple[tuple[Any, ...], TileLists] | None = None
+        """Lists that this call makes for others, and what these have in common with it."""
         self.whole: tuple[str, ...] = ()
         """The arrays that go to the GPU with all that they repeat."""
         self.tuned, self.scalars, self.arrays, self.sizes = tuned, scalars, arrays, sizes
@@ -275,12 +302,36 @@ class _Asked(_Beside):
         if _TILE_LISTS in self.tuned.reads:
             values |= {_TILE_LISTS: 0, _LISTS_MADE: 0}
         if any(launch.lists for launch in plan.tuned.launches):
-            lists = self.lists or TileLists()
-            values |= {_LISTS_MADE: lists.fill(plan, self.put or _allocator(q), may_make, values)}
-            values[_TILE_LISTS] = lists.address
+            key = None if self.lists is not None else self._key_of_lists(plan, q, may_make)
+            lists = self.lists or _LISTS.find(key) or TileLists()
+            made = lists.fill(plan, self.put or _allocator(q), may_make, values)
+            self._remembering = None if key is None or made else (key, lists)
+            values |= {_LISTS_MADE: made, _TILE_LISTS: lists.address}
             arrays[_TILE_LISTS] = lists.memory
         self.streams, self.kept = frozenset(streams), arrays
         return values
+
+    def _key_of_lists(self, plan: _Plan, q: Any, may_make: bool) -> tuple[Any, ...] | None:
+        """What calls have in common that lists of tiles serve alike; None where each makes its own.
+
+        The stream is part of it: there lists are ready for whoever comes later, and their memory goes to no
+        one else before. Graphs make theirs each time: they outlive what is remembered, and of what they
+        capture nothing is computed yet."""
+        torch = _torch_of(q)
+        if not may_make or not (torch is not None or _library(q) == "cupy"):
+            return None
+        assert isinstance(plan.tuned, Scored)
+        if not plan.tuned.lists_stand:
+            return None
+        handle = _current_handle(torch, plan.device) if torch is not None else _read("q", q)[2] or 0
+        if handle == _STREAM_OF_THREAD or _is_captured(handle):
+            return None
+        numbers = tuple(self.scalars[name] for name in plan.tuned.scalars)
+        return (plan.tuned, plan.masked, plan.device, *plan.sizes.values(), numbers, handle)
+
+    def launched(self) -> None:
+        if self._remembering is not None:
+            _LISTS.keep(*self._remembering)
 
     @property
     def requires_grad(self) -> bool:
@@ -359,6 +410,9 @@ class TileLists(_CardMemory):
     `attention` again while what masks read stands: the first call has a kernel make the lists, others of the
     same sizes use them. To be filled before a CUDA graph is captured."""
 
+    ints = 0
+    """The integers that there is room for."""
+
     def fill(
         self, plan: _Plan, allocate: Callable[[Any], Any], may_make: bool, values: Mapping[str, float]
     ) -> bool:
@@ -379,12 +433,52 @@ class TileLists(_CardMemory):
             for each, are in zip(launches, alike, strict=True)
         )
         self.memory = allocate(np.empty(max(1, ints), np.int32))
-        self._made_for = key
+        self._made_for, self.ints = key, ints
         return False
 
     def forget(self) -> None:
         """Has the next call make the lists anew: for when what masks read has changed."""
         self._made_for = None
+
+
+class _RememberedLists:
+    """Lists of tiles that calls have made which pass none, where they follow from sizes and numbers alone."""
+
+    def __init__(self) -> None:
+        self._lists: dict[tuple[Any, ...], TileLists] = {}
+        """Those read last stand last."""
+
+    def find(self, key: tuple[Any, ...] | None) -> TileLists | None:
+        """Returns the lists that serve such calls, if there are some."""
+        if key is None:
+            return None
+        with _LOCK:
+            found = self._lists.pop(key, None)
+            if found is not None:
+                self._lists[key] = found
+            return found
+
+    def keep(self, key: tuple[Any, ...], lists: TileLists) -> None:
+        """Keeps lists whose launch has been made: whoever finds them launches behind it. Those that nobody
+        has read for longest make room."""
+        with _LOCK:
+            self._lists[key] = lists
+            while (
+                len(self._lists) > _MOST_LISTS
+                or sum(each.ints for each in self._lists.values()) > _MOST_LIST_INTS
+            ):
+                del self._lists[next(iter(self._lists))]
+
+
+_LISTS = _RememberedLists()
+
+
+def _is_captured(handle: int) -> bool:
+    """Whether what is launched on a stream goes to a graph, which the default stream never does."""
+    state = ctypes.c_int()
+    return handle not in _DEFAULT_STREAMS and bool(
+        _driver().cuStreamIsCapturing(ctypes.c_void_p(handle), ctypes.byref(state)) or state.value
+    )
 
 
 def _allocator(q: Any, what: str = "lists of tiles") -> Callable[[Any], Any]:

@@ -152,8 +152,12 @@ class _Tensors:
             # The operator copies.
             return self.attend_in_graph(torch, q, k, v, causal, scale, out, return_lse, layout, beside)
         # A call is as long as the functions it enters: of nothing there is nothing to ask.
-        numbers = () if beside is _NOTHING_BESIDE else beside.numbers(plan, q, stream is None)
-        return _run(torch, plan, q, addresses, scale, numbers, out, stream, return_lse)
+        if beside is _NOTHING_BESIDE:
+            return _run(torch, plan, q, addresses, scale, (), out, stream, return_lse)
+        numbers = beside.numbers(plan, q, stream is None)
+        made = _run(torch, plan, q, addresses, scale, numbers, out, stream, return_lse)
+        beside.launched()
+        return made
 
     def takes_gradients(self, torch: Any, q: Any, v: Any) -> bool:
         """Tells whether kernels take the gradients of such tensors."""
@@ -225,8 +229,12 @@ class _Tensors:
         at_q, at_k, at_v = addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
         if plan is None or (at_q | at_k | at_v) & plan.misfit_bits:
             return None
-        numbers = () if beside is _NOTHING_BESIDE else beside.numbers(plan, q, True)
-        return _run(torch, plan, q, addresses, scale, numbers, None, None, False)
+        if beside is _NOTHING_BESIDE:
+            return _run(torch, plan, q, addresses, scale, (), None, None, False)
+        numbers = beside.numbers(plan, q, True)
+        o = _run(torch, plan, q, addresses, scale, numbers, None, None, False)
+        beside.launched()
+        return o
 
     def make_plan_sdpa(self, torch: Any, is_causal: bool, enable_gqa: bool, *arrays: Any) -> _Plan | None:
         query, key, value = arrays[:4], arrays[4:8], arrays[8:]

@@ -78,6 +78,7 @@ int arch_major = 9, arch_minor = 0, smem_per_block = 232448, large_clusters = 0,
 void (*on_launch)(const void*, int) = nullptr;  // computes in the kernel's place, of its arguments and mask
 int num_maps = 0;  // that the kernel takes as its second argument
 int encode_status = 0;
+int64_t captured = -1;  // the stream on which launches go to a graph
 
 // A context of device n is 0xc000 + 16 n, plus 1 when it is the primary one.
 int device_of(int64_t context) { return int((context - 0xc000) / 16); }
@@ -177,6 +178,7 @@ void fake_reset(int dim, int major, int minor, int smem) {
   smem_per_block = smem;
   large_clusters = next_load_status = launch_status = encode_status = num_maps = 0;
   on_launch = nullptr;
+  captured = -1;
 }
 void fake_on_launch(void (*computes)(const void*, int)) { on_launch = computes; }
 int fake_large_clusters() { return large_clusters; }
@@ -200,6 +202,7 @@ int fake_num_allocated() {
   return n;
 }
 int64_t fake_waited(int index) { return index < int(waited.size()) ? waited[index] : -1; }
+void fake_capture(int64_t stream) { captured = stream; }
 void fake_fail_load(int status) { next_load_status = status; }
 void fake_fail_launch(int status) { launch_status = status; }
 void fake_fail_encode(int status) { encode_status = status; }
@@ -264,6 +267,7 @@ int cuStreamSynchronize(int64_t stream) {
   waited.push_back(stream);
   return 0;
 }
+int cuStreamIsCapturing(int64_t stream, int* state) { return *state = stream == captured, 0; }
 int cuMemAlloc_v2(uintptr_t* address, size_t size) {
   if (contexts.empty()) return kInvalidContext;
   if (size > (size_t{1} << 40)) return kOutOfMemory;

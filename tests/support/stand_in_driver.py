@@ -117,7 +117,7 @@ def loaded(path: Path) -> ctypes.CDLL:
     """Returns the stand-in driver that was built there, with the types of its own functions."""
     library = ctypes.CDLL(str(path))
     library.fake_allocation.argtypes = [ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int, ctypes.c_int64]
-    library.fake_push.argtypes = [ctypes.c_int64]
+    library.fake_push.argtypes = library.fake_capture.argtypes = [ctypes.c_int64]
     library.fake_calls.restype = library.fake_waited.restype = ctypes.c_int64
     library.fake_kernel_name.restype = library.fake_launched_name.restype = ctypes.c_char_p
     return library

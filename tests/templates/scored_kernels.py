@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from flashgen.gen.arguments import struct_of
 from flashgen.gen.emit.made import Made
 from flashgen.gen.emit.module import emit_many, emit_module
+from flashgen.gen.launch import LISTS_ROLE
 from flashgen.gen.launch import Launch as GridOf
 from flashgen.gen.problem import Problem
 from flashgen.gen.scoring.asked import Scoring
@@ -53,6 +55,16 @@ def load_scored(
         emit_module(kernels[0], device="H200") if len(made) == 1 else emit_many(made, name=name, command=())
     )
     (path / f"{name}.py").write_text(text)
+    return import_path(path / f"{name}.py", for_good=for_good)
+
+
+def load_with_lists(path: Path, scoring: Scoring, *, name: str = "listed", for_good: bool = False) -> Any:
+    """The module of a kernel whose launch is preceded by one that lists tiles of 16 keys, for 8 rows each."""
+    kernel = make_kernel(GridOf(128, 4096, 64), scoring=scoring)
+    by_batch = kernel.problem.scores.pairs_vary_by_batch
+    lists = GridOf(64, 32, 8, role=LISTS_ROLE, alike_heads=True, alike_batches=not by_batch)
+    kernel = replace(kernel, launches=(lists, *kernel.launches), variant=replace(kernel.variant, bc=16))
+    (path / f"{name}.py").write_text(emit_module(kernel, device="H200"))
     return import_path(path / f"{name}.py", for_good=for_good)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,15 @@ from flashgen.gen.scoring.values import draw_values
 from flashgen.tuner.evaluate import reference
 
 from tests.support.depth import sampled
-from tests.support.modules import import_path
-from tests.support.stand_in_driver import D, Driver, Jax, host, make_kernel
-from tests.templates.scored_kernels import DTYPES, LAUNCHED, computing, load_scored, problem_of
+from tests.support.stand_in_driver import D, Driver, Jax, Tensor, host
+from tests.templates.scored_kernels import (
+    DTYPES,
+    LAUNCHED,
+    computing,
+    load_scored,
+    load_with_lists,
+    problem_of,
+)
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
@@ -317,25 +322,15 @@ def test_scales_of_eight_bits_stand_among_the_numbers(driver: Driver, tmp_path: 
 
 
 LISTED = Scoring(mask="doc[b, q] == doc[b, k]")
-
-
-def load_with_lists(tmp_path: Path) -> Any:
-    """A module of a kernel whose launch is preceded by one that lists tiles of 16 keys, for 8 rows each."""
-    from flashgen.gen.emit.module import emit_module
-    from flashgen.gen.launch import LISTS_ROLE
-    from flashgen.gen.launch import Launch as GridOf
-
-    kernel = make_kernel(GridOf(128, 4096, 64), scoring=LISTED)
-    lists = GridOf(64, 32, 8, role=LISTS_ROLE, alike_heads=True)
-    kernel = replace(kernel, launches=(lists, *kernel.launches), variant=replace(kernel.variant, bc=16))
-    (tmp_path / "listed.py").write_text(emit_module(kernel, device="H200"))
-    return import_path(tmp_path / "listed.py")
+DILATED = Scoring(dilation=3)
+#: Named masks that read arrays.
+MAKERS_OF_INTERVALS: dict[str, Any] = {"prefix": 20, "lengths": True, "documents": 4, "tree": True}
 
 
 def test_lists_of_tiles_are_kept_as_long_as_the_caller_says(
     driver: Driver, tmp_path: Path, cupy: Any, arrays: Any
 ) -> None:
-    module = load_with_lists(tmp_path)
+    module = load_with_lists(tmp_path, LISTED)
     doc = np.sort(np.random.default_rng(0).integers(0, 3, (2, 37))).astype(np.int32)
     q, k, v = (cupy.ndarray(driver.own(x), 1) for x in arrays)
     on_card, lists = cupy.ndarray(driver.own(doc), 1), module.TileLists()
@@ -369,6 +364,166 @@ def test_lists_of_tiles_are_kept_as_long_as_the_caller_says(
         assert launches(lists=lists) == [64, 128]
         close(module.attention(*arrays, doc=doc), expected)
     assert driver.library.fake_num_allocated() == 0
+
+
+@pytest.fixture
+def threads_of(driver: Driver) -> Any:
+    """Says of how many threads the blocks are that a call launches: 64 of those that list tiles, then 128."""
+
+    def found(call: Any) -> list[int]:
+        before = len(driver.launches())
+        call()
+        return [each.threads for each in driver.launches()[before:]]
+
+    return found
+
+
+#: Calls whose lists follow from sizes and numbers: a kernel's masks and changes of scores, what is told in
+#: each call, and another number.
+BY_NUMBERS: dict[str, tuple[Scoring, dict[str, Any], dict[str, Any]]] = {
+    "dilation": (DILATED, {"dilation": 2}, {"dilation": 5}),
+    "expression": (Scoring(mask="(q - k) % n == 0", scalars=(("n", 4),)), {"n": 2}, {"n": 3}),
+    "beside arrays of changes": (
+        Scoring(dilation=3, alibi=True, sinks=True, bias="f32", score="score * t[h]"),
+        {"dilation": 2},
+        {"dilation": 3},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BY_NUMBERS)
+@pytest.mark.parametrize("kind", ["cupy", "torch"])
+def test_lists_that_follow_from_numbers_are_made_once(
+    kind: str, name: str, driver: Driver, tmp_path: Path, request: Any, arrays: Any, threads_of: Any
+) -> None:
+    scoring, told, others = BY_NUMBERS[name]
+    module, library = load_with_lists(tmp_path, scoring), request.getfixturevalue(kind)
+    values = drawn(scoring)
+
+    def as_theirs(x: Any) -> Any:
+        return Tensor(driver.own(x)) if kind == "torch" else library.ndarray(driver.own(x), library.current)
+
+    if kind == "torch":
+        library.grad = False
+    read = {key: as_theirs(x) for key, x in asked(scoring, values).items()}
+    q, k, v = map(as_theirs, arrays)
+
+    def call(*given: Any, **numbers: Any) -> list[int]:
+        return threads_of(lambda: module.attention(*(given or (q, k, v)), **{**told, **read, **numbers}))
+
+    with computing(driver, problem_of(scoring)) as card:
+        o = module.attention(q, k, v, **told, **read).host
+        assert call() == call() == [128]
+        again = module.attention(q, k, v, **told, **read).host
+        assert len(set(card.list_addresses)) == 1 != card.list_addresses[0]
+        expected = wanted(scoring, arrays, {**values, **(told if name == "expression" else {}), **told}).o
+        close(o, expected)
+        close(again, expected)
+        assert (call(**others), call(**others), call()) == ([64, 128], [128], [128])
+        assert (call(causal=True), call(causal=True), call()) == ([64, 128], [128], [128])
+        few = [as_theirs(np.ascontiguousarray(each[:1])) for each in arrays]
+        if name != "beside arrays of changes":
+            assert (call(*few), call(*few), call()) == ([64, 128], [128], [128])
+        # Those that the caller keeps are the caller's alone.
+        lists = module.TileLists()
+        assert (call(lists=lists), call(lists=lists)) == ([64, 128], [128])
+        with pytest.raises(ValueError, match="beside stream= no memory is made for lists of tiles"):
+            call(stream=0)
+
+
+def test_lists_are_remembered_by_stream_and_not_of_graphs(
+    driver: Driver, tmp_path: Path, torch: Any, arrays: Any, threads_of: Any
+) -> None:
+    module, torch.grad = load_with_lists(tmp_path, DILATED), False
+    tensors = [Tensor(driver.own(x)) for x in arrays]
+
+    def call(stream: int) -> list[int]:
+        torch.current = stream
+        return threads_of(lambda: module.attention(*tensors))
+
+    with computing(driver, problem_of(DILATED)) as card:
+        assert [call(stream) for stream in (5, 5, 0, 0)] == [[64, 128], [128]] * 2
+        driver.library.fake_capture(5)
+        assert [call(stream) for stream in (5, 5, 0)] == [[64, 128], [64, 128], [128]]
+        # A graph's lists are its own, which no call reads that runs at once.
+        of_graph = set(card.list_addresses[-5:-1])
+        driver.library.fake_capture(7)
+        assert [call(stream) for stream in (7, 5)] == [[64, 128], [128]]
+        driver.library.fake_capture(-1)
+        assert [call(stream) for stream in (7, 7)] == [[64, 128], [128]]
+        assert len(of_graph) == 2
+        assert card.list_addresses[0] not in of_graph
+        # Handle 2 is another stream in each thread.
+        assert [call(stream) for stream in (2, 2)] == [[64, 128]] * 2
+
+
+def test_lists_of_a_call_that_failed_are_not_remembered(
+    driver: Driver, tmp_path: Path, torch: Any, arrays: Any, threads_of: Any
+) -> None:
+    module, torch.grad = load_with_lists(tmp_path, DILATED), False
+    tensors = [Tensor(driver.own(x)) for x in arrays]
+    with computing(driver, problem_of(DILATED)):
+        driver.library.fake_fail_launch(2)
+        with pytest.raises(RuntimeError, match="launching on stream"):
+            module.attention(*tensors)
+        driver.library.fake_fail_launch(0)
+        assert threads_of(lambda: module.attention(*tensors)) == [64, 128]
+        assert threads_of(lambda: module.attention(*tensors)) == [128]
+
+
+def test_what_is_remembered_of_lists_is_bounded(
+    driver: Driver, tmp_path: Path, torch: Any, arrays: Any, threads_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, torch.grad = load_with_lists(tmp_path, DILATED), False
+    tensors = [Tensor(driver.own(x)) for x in arrays]
+
+    def made(*dilations: int) -> list[bool]:
+        return [
+            threads_of(lambda n=each: module.attention(*tensors, dilation=n)) == [64, 128]
+            for each in dilations
+        ]
+
+    most = module._MOST_LISTS
+    assert all(made(*range(1, most + 1))) and not any(made(*range(1, most + 1)))
+    # The one that was read longest ago makes room.
+    assert made(1, most + 1, 1, 2) == [False, True, False, True]
+    assert len(module._LISTS._lists) == most
+    # 3 lists of 8 rows, of up to 3 tiles and their number.
+    monkeypatch.setattr(module, "_MOST_LIST_INTS", 3 * (1 + 3))
+    assert made(50, 51, 51, 50) == [True, True, False, True]
+    monkeypatch.setattr(module, "_MOST_LIST_INTS", 3 * (1 + 3) - 1)
+    assert made(52, 52) == [True, True] and not module._LISTS._lists
+
+
+@pytest.mark.parametrize(
+    ("scoring", "stand"),
+    [
+        (DILATED, True),
+        (Scoring(dilation=3, window=(9, 2), softcap=2.0), True),
+        (Scoring(mask="(q - k) % n == 0", score="score * rel[h, k - q]", scalars=(("n", 4),)), True),
+        (Scoring(mask="doc[b, q] == doc[b, k] or (q - k) % 4 == 0"), False),
+        (
+            Scoring(dilation=3, score="score * w[k]", mask="w[q] > 0.0 or q > k", buffers=(("w", "f32"),)),
+            False,
+        ),
+        *((Scoring(dilation=3, **{name: value}), False) for name, value in MAKERS_OF_INTERVALS.items()),
+        (Scoring(dilation=3, bias="f16"), True),
+        (Scoring(bias="u8"), False),
+    ],
+)
+def test_lists_stand_where_no_mask_reads_an_array(
+    scoring: Scoring, stand: bool, driver: Driver, tmp_path: Path
+) -> None:
+    (tuned,) = load_scored(tmp_path, scoring).KERNELS
+    assert tuned.lists_stand is stand
+
+
+@pytest.mark.parametrize("layout", [{"varlen": "same"}, {"page_size": 16}])
+def test_lists_of_sequences_follow_from_their_lengths(
+    layout: dict[str, Any], driver: Driver, tmp_path: Path
+) -> None:
+    (tuned,) = load_scored(tmp_path, DILATED, **layout).KERNELS
+    assert not tuned.lists_stand
 
 
 # ---- as a program

@@ -16,8 +16,8 @@ from flashgen.gen.scoring.asked import Scoring
 
 from tests.support.host_tensors import fresh_driver, real_torch, take_host_tensors, tensors
 from tests.support.stand_in_driver import D, Driver
-from tests.templates.scored_kernels import computing, load_scored, problem_of
-from tests.templates.test_scored import SCORINGS, asked, drawn, wanted
+from tests.templates.scored_kernels import computing, load_scored, load_with_lists, problem_of
+from tests.templates.test_scored import DILATED, SCORINGS, asked, drawn, wanted
 
 Q, K = (2, 4, 21, D), (2, 2, 37, D)
 
@@ -126,6 +126,27 @@ def test_numbers_of_compiled_functions_and_refusals(load: Any, torch: Any, drive
             module.attention(*arrays, bias=bias.half())
         with pytest.raises(TypeError, match=r"q is a torch\.Tensor, but bias a numpy\.ndarray"):
             module.attention(*arrays, bias=bias.numpy())
+
+
+def test_graphs_leave_no_lists_of_tiles_to_calls_behind_them(
+    torch: Any, library: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: Driver
+) -> None:
+    """What runs in a graph may have memory that is taken back from it."""
+    fresh_driver(torch, library, monkeypatch)
+    module = take_host_tensors(load_with_lists(tmp_path, DILATED, for_good=True), library)
+    arrays = tensors(torch, Q, K, K)
+    compiled = torch.compile(module.attention, backend="aot_eager", fullgraph=True)
+    expected = wanted(DILATED, [x.numpy() for x in arrays], {"dilation": 2}).o
+
+    def lists_made(attention: Any) -> bool:
+        before = len(driver.launches())
+        close(attention(*arrays, dilation=2), expected)
+        return [each.threads for each in driver.launches()[before:]] == [64, 128]
+
+    with computing(driver, problem_of(DILATED)), torch.no_grad():
+        assert [lists_made(each) for each in (compiled, compiled)] == [True, True]
+        assert [lists_made(module.attention) for _ in range(2)] == [True, False]
+        assert not lists_made(compiled)
 
 
 # ---- the drop-ins

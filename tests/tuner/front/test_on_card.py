@@ -128,6 +128,36 @@ def test_lists_of_tiles_have_memory_that_all_launches_of_a_call_know(driver, tor
     assert_near(o.host, expected(q.host, k.host, v.host, scoring=asked, values=values).o, 2e-3)
 
 
+def test_lists_of_tiles_are_made_once_where_numbers_alone_tell_what_rows_see(driver, torch, card):
+    q, k, v = tensors(driver)
+    few = [Tensor(driver.own(x.host[:, :, :33])) for x in (q, k, v)]
+    shown = Tensor(driver.own(host(1, 4, 40, 72, seed=6) > 0.5))
+
+    def launches(problem, *arrays, **told):
+        """So many a call makes, once its kernel is proved."""
+        with computing(driver, problem) as computed, torch_without_gradients(torch):
+            flashgen.attention(*arrays, **told)
+            flashgen.attention(*arrays, **{**told, **({"dilation": 9} if "dilation" in told else {})})
+            made = []
+            for numbers in ({"dilation": 3}, {"dilation": 3}, {"dilation": 4}, {"dilation": 3}):
+                before = len(computed.list_addresses)
+                o = flashgen.attention(*arrays, **(numbers if "dilation" in told else told))
+                made.append(len(computed.list_addresses) - before)
+        return o, made
+
+    dilated = Problem(dtype="f16", head_dim=D, scoring=Scoring(dilation=2))
+    o, made = launches(dilated, q, k, v, dilation=2)
+    assert made == [2, 1, 2, 1]
+    asked = {"scoring": dilated.scoring, "values": {"dilation": 3}}
+    assert_near(o.host, expected(q.host, k.host, v.host, **asked).o, 2e-3)
+    assert launches(dilated, *few, dilation=2)[1] == [2, 1, 2, 1]
+    formula = Problem(dtype="f16", head_dim=D, scoring=Scoring(mask="(q - k) % 4 == 0"))
+    assert launches(formula, q, k, v, mask=lambda b, h, q, k: (q - k) % 4 == 0)[1] == [1, 1, 1, 1]
+    # What an array says may be another the next time.
+    by_array = Problem(dtype="f16", head_dim=D, scoring=Scoring(bias="u8"))
+    assert launches(by_array, q, k, v, attn_mask=shown)[1] == [2, 2, 2, 2]
+
+
 def test_arrays_of_cupy_and_numpy_take_the_same_way(driver, cupy, card):
     q, k, v = (driver.own(each.host) for each in tensors(driver))
     with computing(driver, Problem(dtype="f16", head_dim=D)):
