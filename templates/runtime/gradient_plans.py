@@ -118,6 +118,8 @@ class _GradientPlan(NamedTuple):
     """Launches that no call has now, by stream."""
     maps: tuple[_KeptMaps, ...]
     """The maps made for each launch, by the addresses of arrays."""
+    read: dict[Any, dict[str, float]]
+    """What calls were told of all that is read beside, by what that follows from but for addresses."""
 
 
 def _make_gradient_plan(
@@ -168,6 +170,7 @@ def _make_gradient_plan(
         dtype=tuned.dtype if torch is None else getattr(torch, tuned.dtype),
         idle=collections.defaultdict(list),
         maps=tuple(_KeptMaps() for _ in tuned.launches),
+        read={},
     )
 
 

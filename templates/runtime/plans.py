@@ -114,6 +114,8 @@ class _Plan(NamedTuple):
     maps: "tuple[_KeptMaps, ...]"
     """The maps made for each launch, by the addresses of q, k, v and o, and of what scores meet by addresses
     and strides."""
+    read: dict[Any, dict[str, float]]
+    """What calls were told of all that is read beside, by what that follows from but for addresses."""
 
 
 def _make_plan(
@@ -181,6 +183,7 @@ def _make_plan(
         like_q=not table.has_scales and made.shape == q[1] and q[2] in (None, made.strides),
         idle=collections.defaultdict(list),
         maps=tuple(_KeptMaps() for _ in tuned.launches),
+        read={},
     )
 
 

@@ -208,7 +208,8 @@ class ScoredAttention(_ByKind[Attention]):
         Raises TypeError and ValueError for what no kernel here serves, and otherwise as `explain` and the
         module's other functions do.
         """
-        _check_call(layout, scale)
+        if scale is not None or layout != "bhsd":
+            _check_call(layout, scale)
         named = _named(
             window=window,
             always=always,
@@ -224,8 +225,8 @@ class ScoredAttention(_ByKind[Attention]):
             sinks=sinks,
         )
         asked = {**named, **values}
-        alike = self._alike(asked)
-        if alike is None:
+        served = self._served_by(asked)
+        if served is None:
             assert self._plain is not None
             attention: Any = self._plain.attention
             return attention(
@@ -239,7 +240,7 @@ class ScoredAttention(_ByKind[Attention]):
             raise ValueError(
                 "recompute=True is PyTorch's attention, which has none of these masks: leave it out"
             )
-        group, numbers = self._group(alike, asked)
+        kind, group, numbers, beside = served
         if strict:
             _check_exact(self.explain(q, k, v, causal, layout=layout, **asked))
         if group._table.has_scales:
@@ -247,9 +248,9 @@ class ScoredAttention(_ByKind[Attention]):
             numbers = {**numbers, "value_scale": value_scale}
         elif scales is not None:
             group._fold(q, scale, scales)
-        differentiable = group._tensors.gradients is not None
-        arrays = _arrays_of(alike.first, asked, q, differentiable)
-        beside = _Asked(alike.first, numbers, arrays, _sizes_of(q, k, layout), lists)
+        if beside is None:
+            arrays = _arrays_of(kind, asked, q, group._tensors.gradients is not None)
+            beside = _Asked(kind, numbers, arrays, _sizes_of(q, k, layout), lists)
         torch = sys.modules.get("torch")
         try:
             if torch is not None and isinstance(q, torch.Tensor):

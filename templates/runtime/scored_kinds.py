@@ -1,11 +1,20 @@
 """Which of a module's kernels with masks and changes of scores serve just what a call asks."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from .arrays import _check_kinds, _torch_of
 from .facts import Tuned
-from .scored_values import Scored, _Asked, _check_asked, _document_bounds, _is_pair, _serves_dtype
+from .scored_values import (
+    Scored,
+    _Asked,
+    _AskedNumbers,
+    _check_asked,
+    _document_bounds,
+    _is_pair,
+    _serves_dtype,
+)
 from .table import _SIZES, _doublings, _Rank, _Table
 
 #: What an unlimited side of a window counts as where windows are compared.
@@ -25,6 +34,11 @@ class _Serving(Protocol):
 
 
 _Group = TypeVar("_Group", bound=_Serving)
+
+#: Of how many calls it is remembered what serves them, that name something else or other numbers.
+_MOST_SERVED = 1024
+#: The types of numbers that say the same whenever they are equal.
+_NUMBERS = (int, float, bool)
 
 
 class _ScoredTable(_Table):
@@ -94,9 +108,12 @@ class _Alike(Generic[_Group]):
 
     def group(self, numbers: tuple[float, ...]) -> _Group:
         """Returns what serves the nearest of the numbers that kernels were tuned for."""
+        groups = list(self.groups.values())
+        if len(groups) == 1:
+            return groups[0]
         # torch.compile traces no min() by a key.
         apart = [_distance(each, numbers) for each in self.groups]
-        return list(self.groups.values())[apart.index(min(apart))]
+        return groups[apart.index(min(apart))]
 
     def serves(self, asked: Mapping[str, Any]) -> bool:
         """Tells whether these are the kernels for just what a call names."""
@@ -133,6 +150,18 @@ def _distance(numbers: tuple[float, ...], others: tuple[float, ...]) -> float:
     return sum(_doublings(one, other) for one, other in zip(*wide, strict=True))
 
 
+class _Served(NamedTuple, Generic[_Group]):
+    """What serves calls that name the same arrays, and the same numbers."""
+
+    kind: Scored
+    """What all kernels for them read alike."""
+    group: _Group
+    numbers: Mapping[str, float]
+    """What kernels are told."""
+    beside: _Asked | None
+    """All that kernels read beside q, k and v where that is numbers; None where arrays are, or scales."""
+
+
 class _ByKind(Generic[_Group]):
     """A module's kernels, those apart that compute something else."""
 
@@ -152,6 +181,7 @@ class _ByKind(Generic[_Group]):
             _Alike(tuple(alike), f"{operator}_{index}" if several else operator, self._serving)
             for index, alike in enumerate(scored.values())
         ]
+        self._served: dict[tuple[Any, ...], _Served[_Group]] = {}
 
     def _serving_plain(self, kernels: Sequence[Tuned], operator: str) -> _Group:
         """Returns what serves by kernels without masks and changes of scores."""
@@ -183,6 +213,27 @@ class _ByKind(Generic[_Group]):
         """What serves numbers near those of a call, and these."""
         numbers = alike.numbers(asked)
         return alike.group(tuple(numbers.values())), numbers
+
+    def _served_by(self, asked: Mapping[str, Any]) -> _Served[_Group] | None:
+        """What serves a call that names this; None: kernels without masks and changes of scores."""
+        torch = sys.modules.get("torch")
+        # A graph would be traced anew for whatever is remembered behind it.
+        key = None if torch is not None and torch.compiler.is_compiling() else _key_of(asked)
+        found = None if key is None else self._served.get(key)
+        if found is not None:
+            return found
+        alike = self._alike(asked)
+        if alike is None:
+            return None
+        kind, (group, numbers) = alike.first, self._group(alike, asked)
+        alone = _AskedNumbers(kind, numbers) if numbers.keys() >= {*kind.reads} else None
+        found = _Served(kind, group, numbers, alone)
+        # A number that is read of an array may be another next time.
+        if key is not None and not any(_is_array(asked[each]) for each in asked.keys() - {*kind.required}):
+            if len(self._served) >= _MOST_SERVED:
+                self._served.clear()
+            self._served[key] = found
+        return found
 
     def use(self, name: str | None) -> None:
         """Makes the kernel of that name serve whatever it can compute from now on, however far its shapes:
@@ -228,6 +279,27 @@ class _ByKind(Generic[_Group]):
         """
         keys = int(ids.shape[-1]) if len(ids.shape) else 0
         return _document_bounds(ids, keys if seqlen_q is None else seqlen_q, keys)
+
+
+def _key_of(asked: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """What calls have in common that name the same numbers, and arrays of the same types; None where that
+    cannot be told."""
+    parts: list[Any] = []
+    for name, value in asked.items():
+        parts += name, type(value)
+        for each in value if type(value) is tuple else (value,):
+            if each is None or type(each) in _NUMBERS:
+                parts += type(each), each
+            elif (dtype := getattr(each, "dtype", None)) is not None:
+                parts.append(dtype)
+            else:
+                return None
+    return tuple(parts)
+
+
+def _is_array(value: Any) -> bool:
+    """Whether what is told is an array, or a pair of them, not numbers."""
+    return any(hasattr(each, "dtype") for each in (value if type(value) is tuple else (value,)))
 
 
 def _named(**asked: Any) -> dict[str, Any]:

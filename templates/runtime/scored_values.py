@@ -13,7 +13,7 @@ import numpy as np
 
 from .arrays import _address, _can_allocate, _empty, _kind, _library, _read, _torch_of
 from .driver import _DEFAULT_STREAMS, _LOCK, _driver
-from .facts import Tuned
+from .facts import Launch, Tuned
 from .plans import _LISTS_MADE, _TILE_LISTS, _Beside, _beside, _Plan
 from .table import _TORCH_DEVICES, _ordinal
 from .tensors import _current_handle
@@ -60,6 +60,8 @@ _TREE_ROWS = 64
 #: The most lists of tiles that are remembered, and the integers of all of them.
 _MOST_LISTS = 16
 _MOST_LIST_INTS = 2**25
+#: Of how many calls with the same plan it is remembered what they were told beside.
+_MOST_READ = 64
 #: CUDA's handle of the default stream that each thread has of its own.
 _STREAM_OF_THREAD = 2
 
@@ -163,6 +165,11 @@ class Scored(Tuned):
         return _beside(self.launches[0].arguments)
 
     @functools.cached_property
+    def listing(self) -> tuple[Launch, ...]:
+        """Those of its launches that list tiles."""
+        return tuple(launch for launch in self.launches if launch.lists)
+
+    @functools.cached_property
     def numbers(self) -> tuple[str, ...]:
         """The names of the numbers that it reads, in order."""
         return tuple(each for each in self.reads if each in self.scalars or each == "value_scale")
@@ -238,16 +245,20 @@ def _number(keyword: str, name: str, value: Any, integer: bool) -> float:
 
 def _check_asked(tuned: Scored, asked: Mapping[str, Any]) -> None:
     """Raises TypeError unless these are keywords of what a kernel reads, and all arrays among them."""
-    words = ", ".join(f"{each}=" for each in tuned.keywords)
     unknown = [each for each in asked if each not in tuned.keywords]
     if unknown:
         raise TypeError(
-            f"{unknown[0]}= is nothing that the kernels here read; they take {words}. "
+            f"{unknown[0]}= is nothing that the kernels here read; they take {_keywords_of(tuned)}. "
             f"Kernels are made by {tuned.command} with options for what is wanted"
         )
     missing = [each for each in tuned.required if each not in asked]
     if missing:
-        raise TypeError(f"{missing[0]}= is missing: the kernels here read {words}")
+        raise TypeError(f"{missing[0]}= is missing: the kernels here read {_keywords_of(tuned)}")
+
+
+def _keywords_of(tuned: Scored) -> str:
+    """What a call may name of what a kernel reads."""
+    return ", ".join(f"{each}=" for each in tuned.keywords)
 
 
 class _Asked(_Beside):
@@ -268,6 +279,8 @@ class _Asked(_Beside):
         self.lists, self.put = lists, put
         self._remembering: tuple[tuple[Any, ...], TileLists] | None = None
         """Lists that this call makes for others, and what these have in common with it."""
+        self.kept: dict[str, Any] = {}
+        """What must stay until the launches have been made."""
         self.whole: tuple[str, ...] = ()
         """The arrays that go to the GPU with all that they repeat."""
         self.tuned, self.scalars, self.arrays, self.sizes = tuned, scalars, arrays, sizes
@@ -276,7 +289,7 @@ class _Asked(_Beside):
     def numbers(self, plan: _Plan, q: Any, may_make: bool) -> tuple[float, ...]:
         """Returns addresses, strides, sizes and numbers in the order of the kernel's arguments."""
         values = self.values(plan, q, may_make)
-        return tuple(values[name] for name in self.tuned.reads)
+        return tuple(map(values.__getitem__, self.tuned.reads))
 
     def values(self, plan: _Plan, q: Any, may_make: bool) -> dict[str, float]:
         """Returns the same by name."""
@@ -287,9 +300,41 @@ class _Asked(_Beside):
                 f"tree= tells of {_TREE_ROWS} rows by a bit each, but q has {rows}: pass at most "
                 f'{_TREE_ROWS}, or take a kernel with a mask of bias="u8" for more'
             )
-        values = dict(self.scalars)
-        streams = set()
         arrays = self.buffers(may_make)
+        key = self._key_of_values(arrays)
+        known = None if key is None else plan.read.get(key)
+        if known is not None:
+            values = {**known, **{name: array.data_ptr() for name, array in arrays.items()}}
+            self.kept = arrays
+        else:
+            values = self._placed(plan, arrays, may_make)
+            if key is not None and all(self.kept[name] is array for name, array in arrays.items()):
+                if len(plan.read) >= _MOST_READ:
+                    plan.read.clear()
+                plan.read[key] = values.copy()
+        assert isinstance(plan.tuned, Scored)
+        if plan.tuned.listing:
+            lists, made = self._lists_of(plan.tuned, plan, q, may_make, values)
+            values |= {_LISTS_MADE: made, _TILE_LISTS: lists.address}
+            self.kept[_TILE_LISTS] = lists.memory
+        return values
+
+    def _key_of_values(self, arrays: Mapping[str, Any]) -> tuple[Any, ...] | None:
+        """What calls with the same plan have in common that are told the same but for addresses; None for
+        other arrays than tensors."""
+        parts: list[Any] = [*self.scalars.items()]
+        for name, array in arrays.items():
+            if _torch_of(array) is None:
+                return None
+            parts += name, array.dtype, array.shape, array.stride(), array.device
+        return tuple(parts)
+
+    def _placed(self, plan: _Plan, arrays: Mapping[str, Any], may_make: bool) -> dict[str, float]:
+        """The numbers, and of arrays where and how they lie, by name; copies them where they must lie in
+        another way."""
+        values, streams = dict(self.scalars), set()
+        # What was copied must stay until the launch has been made: memory is handed out in its order.
+        self.kept = dict(arrays)
         for name, buffer in self.tuned.buffers.items():
             called = self.called.get(name, name)
             placed = _place(called, arrays[name], buffer, name in self.tuned.exact, plan, may_make)
@@ -297,37 +342,39 @@ class _Asked(_Beside):
             values |= {f"{name}_stride_{axis}": step for axis, step in enumerate(placed.strides)}
             values |= {f"{name}_size_{axis}": length for axis, length in enumerate(placed.shape)}
             streams.add(placed.stream)
-            # What was copied must stay until the launch has been made: memory is handed out in its order.
-            arrays[name] = placed.array
+            self.kept[name] = placed.array
         if _TILE_LISTS in self.tuned.reads:
             values |= {_TILE_LISTS: 0, _LISTS_MADE: 0}
-        if any(launch.lists for launch in plan.tuned.launches):
-            key = None if self.lists is not None else self._key_of_lists(plan, q, may_make)
-            lists = self.lists or _LISTS.find(key) or TileLists()
-            made = lists.fill(plan, self.put or _allocator(q), may_make, values)
-            self._remembering = None if key is None or made else (key, lists)
-            values |= {_LISTS_MADE: made, _TILE_LISTS: lists.address}
-            arrays[_TILE_LISTS] = lists.memory
-        self.streams, self.kept = frozenset(streams), arrays
+        self.streams = frozenset(streams)
         return values
 
-    def _key_of_lists(self, plan: _Plan, q: Any, may_make: bool) -> tuple[Any, ...] | None:
+    def _lists_of(
+        self, tuned: Scored, plan: _Plan, q: Any, may_make: bool, values: Mapping[str, float]
+    ) -> tuple["TileLists", bool]:
+        """Returns the lists of tiles for a call, and whether they are made."""
+        key = None if self.lists is not None else self._key_of_lists(tuned, plan, q, may_make)
+        found = None if key is None else _LISTS.find(key)
+        if found is not None:
+            return found, True
+        lists = self.lists or TileLists()
+        made = lists.fill(plan, self.put or _allocator(q), may_make, values)
+        self._remembering = None if key is None else (key, lists)
+        return lists, made
+
+    def _key_of_lists(self, tuned: Scored, plan: _Plan, q: Any, may_make: bool) -> tuple[Any, ...] | None:
         """What calls have in common that lists of tiles serve alike; None where each makes its own.
 
         The stream is part of it: there lists are ready for whoever comes later, and their memory goes to no
         one else before. Graphs make theirs each time: they outlive what is remembered, and of what they
         capture nothing is computed yet."""
         torch = _torch_of(q)
-        if not may_make or not (torch is not None or _library(q) == "cupy"):
-            return None
-        assert isinstance(plan.tuned, Scored)
-        if not plan.tuned.lists_stand:
+        if not (may_make and tuned.lists_stand and (torch is not None or _library(q) == "cupy")):
             return None
         handle = _current_handle(torch, plan.device) if torch is not None else _read("q", q)[2] or 0
         if handle == _STREAM_OF_THREAD or _is_captured(handle):
             return None
-        numbers = tuple(self.scalars[name] for name in plan.tuned.scalars)
-        return (plan.tuned, plan.masked, plan.device, *plan.sizes.values(), numbers, handle)
+        numbers = [self.scalars[name] for name in tuned.scalars]
+        return (tuned, plan.masked, plan.device, *plan.sizes.values(), *numbers, handle)
 
     def launched(self) -> None:
         if self._remembering is not None:
@@ -391,6 +438,17 @@ class _Asked(_Beside):
         return _Asked(self.tuned, self.scalars, made, self.sizes, self.lists)
 
 
+class _AskedNumbers(_Asked):
+    """What a call says of masks and changes of scores that read numbers alone: all calls may share it."""
+
+    def __init__(self, tuned: Scored, scalars: Mapping[str, float]) -> None:
+        super().__init__(tuned, scalars, {}, {})
+        self.told = tuple(scalars[name] for name in tuned.reads)
+
+    def numbers(self, plan: _Plan, q: Any, may_make: bool) -> tuple[float, ...]:
+        return self.told
+
+
 class _CardMemory:
     """Memory that a call has filled on the card, for the calls that take what is there."""
 
@@ -418,7 +476,7 @@ class TileLists(_CardMemory):
     ) -> bool:
         """Makes room for a plan's lists; whether they are there from a call before. `values` are the
         kernel's arguments, of which strides tell whether batches, or heads, are alike."""
-        launches = [each for each in plan.tuned.launches if each.lists]
+        launches = plan.tuned.listing if isinstance(plan.tuned, Scored) else ()
         alike = [each.lists_alike(values) for each in launches]
         key = (plan.tuned, plan.masked, plan.device, *plan.sizes.values(), *alike)
         if key == self._made_for:
@@ -448,10 +506,8 @@ class _RememberedLists:
         self._lists: dict[tuple[Any, ...], TileLists] = {}
         """Those read last stand last."""
 
-    def find(self, key: tuple[Any, ...] | None) -> TileLists | None:
+    def find(self, key: tuple[Any, ...]) -> TileLists | None:
         """Returns the lists that serve such calls, if there are some."""
-        if key is None:
-            return None
         with _LOCK:
             found = self._lists.pop(key, None)
             if found is not None:

@@ -1,4 +1,4 @@
-"""Microseconds of Python for a warm call of `flashgen.attention`, without a card.
+"""Microseconds of Python for a warm call of `flashgen.attention`, and of emitted modules, without a card.
 
     python -m tests.support.measure_host [CALL...]
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import subprocess
@@ -31,8 +32,9 @@ from flashgen.templates.runtime import gradient_plans, scored_values, table, ten
 from flashgen.tuner.front import bound, candidates
 from flashgen.tuner.front import table as made_tables
 
+from tests.support.host_tensors import take_host_tensors
 from tests.support.stand_in_driver import FAKE, PRIMARY, D, Driver, loaded
-from tests.templates import gradient_kernels
+from tests.templates import gradient_kernels, scored_kernels
 from tests.tuner.front.conftest import StandInCard, StandInToolchain, _first_of_each
 from tests.tuner.front.test_gradients_torch import kernels_of
 
@@ -67,6 +69,30 @@ def calls_of(torch: Any) -> dict[str, tuple[Callable[[], Any], Scoring, bool]]:
         "gradients": (lambda: attention(derived, k, v), plain, True),
         "gradients, window": (lambda: attention(derived, k, v, **window), wide, True),
     }
+
+
+#: What modules are emitted for to be called, whose names begin so, and what is told in each call.
+EMITTED = "emitted, "
+_OF_MODULES: dict[str, tuple[Scoring, Callable[[Any], dict[str, Any]]]] = {
+    "plain": (Scoring(), lambda torch: {}),
+    "window": (Scoring(window=(9, 2)), lambda torch: {"window": (31, 0)}),
+    "softcap": (Scoring(softcap=30.0), lambda torch: {"softcap": 20.0}),
+    "sinks": (Scoring(sinks=True), lambda torch: {"sinks": torch.zeros(4)}),
+    "bias": (Scoring(bias="f32"), lambda torch: {"bias": torch.zeros(64, 64)}),
+    "dilation": (Scoring(dilation=3), lambda torch: {"dilation": 2}),
+}
+
+
+def emitted_calls(torch: Any, driver: Driver, folder: Path) -> dict[str, Callable[[], Any]]:
+    """Returns calls of modules that are emitted to a folder, by name. A launch in front of that with
+    dilations lists which tiles of keys rows see."""
+    arrays, out = [torch.randn(1, 4, 64, D) for _ in "qkv"], torch.empty(1, 4, 64, D)
+    found = {}
+    for name, (scoring, told) in _OF_MODULES.items():
+        load = scored_kernels.load_with_lists if scoring.dilation else scored_kernels.load_scored
+        module = take_host_tensors(load(folder, scoring, name=f"of_{name}", for_good=True), driver.library)
+        found[EMITTED + name] = functools.partial(module.attention, *arrays, out=out, **told(torch))
+    return found
 
 
 def us_of(call: Callable[[], Any], count: int = COUNT, turns: int = TURNS) -> float:
@@ -118,11 +144,13 @@ def measured(torch: Any, names: list[str], count: int = COUNT, turns: int = TURN
     calls = calls_of(torch)
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder, card_of_host(torch, Path(folder)) as driver:
-        for name in names or calls:
-            call, scoring, derived = calls[name]
-            driver.library.fake_maps(0)
-            with gradient_kernels.computing(driver, *kernels_of(scoring)):
-                call()
+        emitted = emitted_calls(torch, driver, Path(folder))
+        for name in names or [*calls, *emitted]:
+            call, scoring, derived = calls.get(name) or (emitted[name], None, False)
+            if scoring is not None:
+                driver.library.fake_maps(0)
+                with gradient_kernels.computing(driver, *kernels_of(scoring)):
+                    call()
             driver.library.fake_maps(-1)  # from here on launches do nothing
             with contextlib.nullcontext() if derived else torch.no_grad():
                 call()

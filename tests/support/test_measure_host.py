@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.host_tensors import real_torch
 
-NAMES = ("plain", "return_lse", "sinks", "gradients, window")
+NAMES = ("plain", "return_lse", "sinks", "gradients, window", "emitted, plain", "emitted, dilation")
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")

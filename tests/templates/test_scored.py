@@ -23,7 +23,8 @@ from flashgen.gen.scoring.values import draw_values
 from flashgen.tuner.evaluate import reference
 
 from tests.support.depth import sampled
-from tests.support.stand_in_driver import D, Driver, Jax, Tensor, host
+from tests.support.entered import functions_entered
+from tests.support.stand_in_driver import PRIMARY, D, Driver, Jax, Tensor, host
 from tests.templates.scored_kernels import (
     DTYPES,
     LAUNCHED,
@@ -36,6 +37,7 @@ from tests.templates.scored_kernels import (
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 Q, K = (2, 4, 21, D), (2, 2, 37, D)
+DILATED = Scoring(dilation=3)
 SCORINGS = {
     "window": Scoring(window=(9, 2)),
     "window and first keys": Scoring(window=(5, 0), always=3),
@@ -318,11 +320,130 @@ def test_scales_of_eight_bits_stand_among_the_numbers(driver: Driver, tmp_path: 
     ]
 
 
+# ---- calls like one before
+
+
+@pytest.fixture
+def tensors(driver: Driver, torch: Any, arrays: Any) -> list[Tensor]:
+    torch.grad = False
+    driver.library.fake_push(PRIMARY)  # as torch leaves it
+    return [Tensor(driver.own(x)) for x in arrays]
+
+
+#: Kernels of some masks and changes of scores, what calls tell them, and the functions that a call like the
+#: last enters on its way to what launches.
+FEW: dict[str, tuple[Scoring, dict[str, Any], str]] = {
+    "numbers": (
+        Scoring(window=(9, 2), softcap=2.0),
+        {"window": (4, 0)},
+        "attention _either _named _served_by _key_of attend numbers",
+    ),
+    "an array": (
+        Scoring(sinks=True),
+        {},
+        "attention _either _named _served_by _key_of _arrays_of _torch_of _is_pair _check_kinds _torch_of "
+        "_sizes_of _shape_of _shape_of __init__ __init__ attend numbers values buffers _key_of_values "
+        "_torch_of",
+    ),
+    "lists": (
+        DILATED,
+        {},
+        "attention _either _named _served_by _key_of _arrays_of _torch_of _sizes_of _shape_of _shape_of "
+        "__init__ __init__ attend numbers values buffers _key_of_values _lists_of _key_of_lists _torch_of "
+        "_current_handle _is_captured find address _torch_of",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_call_like_the_last_enters_few_functions(
+    name: str, driver: Driver, tmp_path: Path, tensors: Any
+) -> None:
+    """What a call costs its caller is mostly how many functions it enters: these, on every machine."""
+    scoring, told, way = FEW[name]
+    module = (load_with_lists if name == "lists" else load_scored)(tmp_path, scoring)
+    read = {key: Tensor(driver.own(x)) for key, x in asked(scoring, drawn(scoring)).items()}
+
+    def call() -> None:
+        module.attention(*tensors, **told, **read)
+
+    with computing(driver, problem_of(scoring)):
+        call()
+        call()  # of lists that are there, other launches are made
+        entered = functions_entered(call, (module.__file__,))
+    # Comprehensions are functions before Python 3.12.
+    named = [each for each in entered if not each.startswith("<")]
+    launching = ["_run", "_current_handle", "_launch", *["steps_for"] * (name == "lists"), "launched"]
+    assert named == [*way.split(), *launching]
+
+
+def test_calls_are_told_apart_by_all_that_kernels_read(
+    driver: Driver, tmp_path: Path, torch: Any, tensors: Any
+) -> None:
+    scoring = Scoring(window=(9, 2), bias="f32", score="score * t + u[k] * w[q]", scalars=(("t", 0.5),))
+    module, arrays = load_scored(tmp_path, scoring), [x.host for x in tensors]
+    whole, row = host(2, 4, 21, 37, seed=4), host(37, seed=5)
+    a, b, c = host(40, seed=6), host(40, seed=7), host(60, seed=8)
+    told: list[dict[str, Any]] = [
+        {"bias": whole, "u": a, "w": b},
+        {"bias": whole, "u": b, "w": a},
+        {"bias": row, "u": a, "w": b},
+        {"bias": host(2, 4, 21, 37, seed=9), "u": a, "w": b},
+        {"bias": np.broadcast_to(row, whole.shape), "u": a, "w": b},
+        {"bias": host(2, 4, 37, 21, seed=4).swapaxes(2, 3), "u": a, "w": b},
+        {"bias": whole, "u": c[::1], "w": c[:40]},
+        {"bias": whole, "u": a, "w": b, "t": 2},
+        {"bias": whole, "u": a, "w": b, "t": np.float32(0.25)},
+        {"bias": whole, "u": a, "w": b, "t": np.float32(0.75)},
+        {"bias": whole, "u": a, "w": b, "window": (3, None)},
+        {"bias": whole, "u": a, "w": b, "window": (np.int64(5), 1)},
+        {"bias": whole, "u": a, "w": b, "window": (np.int64(6), 1)},
+    ]
+
+    with computing(driver, problem_of(scoring)):
+        for each in (*told, *told, *reversed(told)):
+            left, right = each.get("window", (9, 2))
+            values = {
+                "window_left": left,
+                "window_right": -1 if right is None else right,
+                "t": float(each.get("t", 0.5)),
+                "bias": np.broadcast_to(each["bias"], whole.shape),
+                "u": each["u"][:37],
+                "w": each["w"][:21],
+            }
+            given = {
+                key: Tensor(driver.own(x)) if isinstance(x, np.ndarray) else x for key, x in each.items()
+            }
+            if given["bias"].stride()[-1] == 1:
+                close(module.attention(*tensors, **given).host, wanted(scoring, arrays, values).o)
+            else:
+                with pytest.raises(ValueError, match="nothing is copied: pass a contiguous array"):
+                    module.attention(*tensors, **given, stream=0)
+    read = {key: Tensor(driver.own(x)) for key, x in told[0].items()}
+    for wrong, message in (
+        ({"window": (9.0, 2)}, "window is 9.0; it must be an integer"),
+        ({"window": [9]}, r"window is \[9\]; pass \(left, right\)"),
+        ({"t": "half"}, "t is 'half'; it must be a number"),
+        (
+            {"dilation": 2},
+            "dilation= is nothing that the kernels here read; they take window=, bias=, u=, w=, t=",
+        ),
+        ({"u": Tensor(driver.own(host(40, seed=6, dtype=np.float16)))}, "u is float16"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            module.attention(*tensors, **{**read, **wrong})
+    with pytest.raises(ValueError, match=r"window is -2; it must lie in -1"):
+        module.attention(*tensors, **read, window=(-2, 0))
+    with pytest.raises(ValueError, match=r"u has the shape \(36,\)"):
+        module.attention(*tensors, **{**read, "u": Tensor(driver.own(host(36)))})
+    with pytest.raises(ValueError, match="q is on device 0, bias on device 1"):
+        module.attention(*tensors, **{**read, "bias": Tensor(driver.own(whole, 1), 1)})
+
+
 # ---- lists of tiles
 
 
 LISTED = Scoring(mask="doc[b, q] == doc[b, k]")
-DILATED = Scoring(dilation=3)
 #: Named masks that read arrays.
 MAKERS_OF_INTERVALS: dict[str, Any] = {"prefix": 20, "lengths": True, "documents": 4, "tree": True}
 

@@ -149,6 +149,19 @@ def test_graphs_leave_no_lists_of_tiles_to_calls_behind_them(
         assert not lists_made(compiled)
 
 
+def test_operators_take_arrays_in_another_order_than_calls(load: Any, torch: Any, driver: Driver) -> None:
+    scoring = Scoring(sinks=True, score="score + z[h]")
+    module, arrays = load(scoring), tensors(torch, Q, K, K)
+    compiled = torch.compile(module.attention, backend="aot_eager", fullgraph=True)
+    one, four = torch.tensor([0.5]), torch.tensor([0.1, 0.2, 0.3, 0.4])
+    with computing(driver, problem_of(scoring)), torch.no_grad():
+        for sinks, z in ((four, one), (one, four), (four, one)):
+            values = {"sinks": sinks.expand(4).numpy(), "z": z.expand(4).numpy()}
+            expected = wanted(scoring, [x.numpy() for x in arrays], values).o
+            for attention in (module.attention, compiled):
+                close(attention(*arrays, sinks=sinks, z=z), expected)
+
+
 # ---- the drop-ins
 
 
