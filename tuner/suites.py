@@ -3,9 +3,9 @@
 `report` are the cases of an optimisation report of float32 kernels, `gpt2` GPT-2 in training, `fp32` float32
 by head dim, `llm` bfloat16 at 16k tokens by head dim, length and mask, `odd` what libraries serve less well
 (Stable Diffusion, vision transformers, ragged lengths), `decode` one query row per sequence against a long
-cache of grouped heads, `masks` windows, soft caps and all else that changes scores or hides keys. What serves
-many users at once is in `few`, `paged`, `varlen` and `mla`: see `flashgen.tuner.serving_suites`; gradients
-are in `backward`: see `flashgen.tuner.training_suites`.
+cache, of grouped heads or in float32, `masks` windows, soft caps and all else that changes scores or hides
+keys. What serves many users at once is in `few`, `paged`, `varlen` and `mla`: see
+`flashgen.tuner.serving_suites`; gradients are in `backward`: see `flashgen.tuner.training_suites`.
 """
 
 from __future__ import annotations
@@ -146,6 +146,9 @@ SUITES: dict[str, Suite] = {
                 workload("dec-8k-h64", "bf16", 8, (64, 8), (1, 8192), 128),
                 workload("dec-8k-d64", "bf16", 16, (32, 8), (1, 8192), 64),
                 workload("dec-8k-d256", "bf16", 16, (16, 8), (1, 8192), 256),
+                workload("dec-8k-f32", "f32", 16, (32, 8), (1, 8192), 128),
+                workload("dec-8k-f32-d64", "f32", 16, 16, (1, 8192), 64),
+                workload("dec-128k-f32-b1", "f32", 1, (32, 8), (1, 131072), 128),
             ),
         ),
         Suite("masks", "windows, soft caps, biases, documents", _masks()),

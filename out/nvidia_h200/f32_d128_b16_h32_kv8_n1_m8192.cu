@@ -1,0 +1,1059 @@
+// attention_f32_d128: flash attention, f32, head dim 128, tuned without a causal mask.
+//
+// o = softmax(scale * q k^T) v, and optionally the log-sum-exp of each row. Tensors are (batch, heads, seqlen,
+// head_dim) by strides with a contiguous head dim; a causal mask is aligned bottom-right; several query heads
+// may share one key/value head. Lengths, strides, heads and scale are run-time arguments.
+//
+// Family mma:
+//   br = 16                    query rows per block
+//   rows_per_warp = 16         query rows that one warp owns
+//   bc = 16                    keys per tile
+//   layout = swizzled          how rows in shared memory avoid bank conflicts
+//   d_steps = exact            q k^T's last step: of 8 columns where the head dim ends, or of 16
+//   q_in_registers = false     keep Q in registers for the whole block
+//   stages = 3                 K/V tiles in shared memory; 1: K and V are fetched in turns
+//   rescale = lazy             when outputs follow the running maximum: once it grew, or always
+//   poly_exp = 0               one exponential in so many is a polynomial, 0 none
+//   heads = 1                  heads that one block takes in turn, one's copies beside another's products
+//   min_blocks = 2             blocks per SM the compiler must leave registers for
+//   block_order = by_head      what neighbouring blocks share: a head, or a length
+//   parts = f16                float32: what each factor's two parts are, TF32 or f16 numbers
+//   pack_heads = true          query heads that share keys fill one tile's rows together
+//   key_warps = 2              warps with the same rows, which take tiles of keys in turns
+//   splits = 2                 blocks of a cluster that share the keys of a tile of rows
+//   merge = at_once            how results of shares of keys meet: by halves of the warps, or all at once
+//
+// Measured on NVIDIA H200, batch 16, 32 query and 8 key/value heads, 1 query and 8192 key rows, without a
+// mask: 255.9 us (median), spread 0.3 %, 8.4 TFLOP/s, 251 registers per thread, occupancy 6 %. Largest error
+// per head against float64: 4.6e-07. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen
+// 0.2.0, seed 0.
+//
+// Build:
+//
+//     nvcc -std=c++17 -O3 -ftz=true -arch=sm_90 -c f32_d128_b16_h32_kv8_n1_m8192.cu
+//     (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
+//
+// Regenerate:
+//
+//     flashgen emit f32_d128_b16_h32_kv8_n1_m8192.cu \
+//         --device h200 --d 128 --batch 16 --heads 32 --kv-heads 8 --seqlen-q 1 --seqlen-k 8192 \
+//         --family mma --set br=16 --set rows_per_warp=16 --set bc=16 --set layout=swizzled \
+//         --set d_steps=exact --set q_in_registers=false --set stages=3 --set rescale=lazy --set poly_exp=0 \
+//         --set heads=1 --set min_blocks=2 --set block_order=by_head --set parts=f16 --set pack_heads=true \
+//         --set key_warps=2 --set splits=2 --set merge=at_once
+
+#include <cuda_fp16.h>
+#include <cuda_pipeline.h>
+
+#ifndef FLASHGEN_CAUSAL
+#define FLASHGEN_CAUSAL 0
+#endif
+
+// Strides are in elements. lse may be null; else it is contiguous (batch, num_q_heads, seqlen_q).
+struct AttentionArgs {
+  const float* q;
+  const float* k;
+  const float* v;
+  float* o;
+  float* lse;
+  long long q_stride_batch, q_stride_head, q_stride_row;
+  long long k_stride_batch, k_stride_head, k_stride_row;
+  long long v_stride_batch, v_stride_head, v_stride_row;
+  long long o_stride_batch, o_stride_head, o_stride_row;
+  int batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k;
+  float scale;  // multiplies q k^T, usually 1 / sqrt(head_dim)
+};
+static_assert(sizeof(AttentionArgs) == 160, "callers from other languages pack the arguments by hand");
+
+constexpr bool kCausal = FLASHGEN_CAUSAL;
+using Element = float;
+constexpr int kD = 128;  // head dim of queries and keys
+constexpr int kDv = 128;  // head dim of values and outputs
+constexpr int kVec = 4;  // elements per access of global memory
+
+constexpr int kBr = 16;  // query rows per block
+constexpr int kBc = 16;  // keys per tile
+constexpr int kRowTiles = 1;  // tiles of 16 rows that one warp owns, so that softmax never leaves it
+constexpr int kThreads = 64;
+constexpr int kStages = 3;  // K/V tiles in shared memory, of each warp
+constexpr int kKeyWarps = 2;  // warps with the same rows, which take tiles of keys in turns
+constexpr int kSplits = 2;  // blocks of a cluster with the same rows, each with a range of keys
+
+constexpr int kKeyTiles = kBc / 8;  // columns of eight keys in a warp's scores
+constexpr int kWideSteps = 8;  // steps of 16 along the head dim in q k^T
+constexpr int kValueTiles = 16;  // columns of eight in a warp's outputs
+
+// Elements between rows in shared memory.
+constexpr int kQStride = 128;
+constexpr int kKStride = 128;
+constexpr int kVStride = 128;
+constexpr int kPartialStride = 136;  // of outputs, as floats
+constexpr int kWidth = 4;  // columns that a thread puts together
+constexpr int kOwnColumns = 64;  // that a block of the cluster writes, kOwnColumns * split and those behind it
+
+// float32 is brought into the range of f16 by powers of two, its units: of Q for a warp, of K and V for what arrived
+// so far. The largest element is at first between 2^12 and 2^13 of them; beyond 2^15 they grow.
+constexpr int kTopExponent = 12;
+constexpr float kLeastUnit = 9.62964972193618e-35f;  // 2^-113, that of zeros, so that products of units are normal
+// Weights are kept 2^13 times as large, so that their small parts are not too small for f16.
+constexpr float kWeightExponent = 13.0f, kWeightUnit = 0.0001220703125f;
+
+constexpr float kLimit = 32768.0f;
+
+constexpr float kLog2e = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+constexpr bool kRowsMayBeEmpty = kCausal;  // though there are keys
+constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
+
+struct Tiles {
+  alignas(16) Element q[kBr * kQStride];
+  alignas(16) Element k[kKeyWarps][kStages][kBc * kKStride];
+  alignas(16) Element v[kKeyWarps][kStages][kBc * kVStride];
+};
+
+// What some of the keys make of the block's rows: outputs before their division, sums by four lanes, maxima.
+struct PartialResult {
+  alignas(16) float o[kBr * kPartialStride];
+  float row_sum[kBr][4];
+  float row_max[kBr];
+};
+
+// What the cluster's blocks make of the columns that one of them writes.
+struct ReceivedResults {
+  alignas(16) float o[kSplits][kBr][kOwnColumns];
+  float row_max[kSplits][kBr], row_sum[kSplits][kBr];
+};
+
+// Partial results take the place of tiles that nobody needs any more; those of others may come before that.
+struct SharedStorage {
+  union {
+    Tiles tiles;
+    PartialResult partial_results[2];
+  };
+  ReceivedResults received;
+};
+static_assert(sizeof(SharedStorage) == 114944, "the size that pruning counted on");
+
+// PTX by name; a host compiler that emulates a card brings its own.
+#ifdef __CUDACC__
+// Copies kBytes (4, 8 or 16) from global to shared memory while the thread goes on; zeros unless `inside`.
+template <int kBytes>
+__device__ __forceinline__ void copy_async(void* shared, const void* global, bool inside) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  const int from_global = inside ? kBytes : 0;
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :
+                 : "r"(address), "l"(global), "r"(from_global)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+                 :
+                 : "r"(address), "l"(global), "n"(kBytes), "r"(from_global)
+                 : "memory");
+  }
+}
+
+__device__ __forceinline__ void ldmatrix_x4(unsigned* m, const void* row) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(address));
+}
+
+__device__ __forceinline__ void ldmatrix_x4_trans(unsigned* m, const void* row) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(address));
+}
+
+// Waits until all threads of the cluster have come, but for those that have ended.
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile(
+      "barrier.cluster.arrive.release;\n"
+      "barrier.cluster.wait.acquire;"
+      :
+      :
+      : "memory");
+}
+
+// Tells the cluster that this thread has begun; waits until all have. Orders no accesses.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.relaxed;" : : : "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait;" : : : "memory");
+}
+
+// Writes n floats (1, 2 or 4) to a block of the cluster, to where `shared` is in this block's shared memory.
+template <int n>
+__device__ __forceinline__ void store_to_block(float* shared, const float (&values)[n], int block) {
+  unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(block));
+  if constexpr (n == 4) {
+    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "r"(address), "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3])
+                 : "memory");
+  } else if constexpr (n == 2) {
+    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};"
+                 :
+                 : "r"(address), "f"(values[0]), "f"(values[1])
+                 : "memory");
+  } else {
+    asm volatile("st.shared::cluster.f32 [%0], %1;" : : "r"(address), "f"(values[0]) : "memory");
+  }
+}
+
+// D += A B for one warp: A is 16 x k by rows, B is k x 8 by columns, D is 16 x 8.
+__device__ __forceinline__ void mma_m16n8k16_f16(float* d, const unsigned* a, const unsigned* b) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+#endif
+
+// Two float32, each as the sum of two f16: eleven bits, and what these leave, rounded to eleven bits again. The first
+// number is in the low halves.
+struct Parts {
+  unsigned big, small;
+};
+
+__device__ __forceinline__ Parts split(float first, float second) {
+  const __half2 big = __floats2half2_rn(first, second);
+  const float2 rounded = __half22float2(big);
+  const __half2 small = __floats2half2_rn(first - rounded.x, second - rounded.y);
+  return {reinterpret_cast<const unsigned&>(big), reinterpret_cast<const unsigned&>(small)};
+}
+
+// The power of two in which the largest of some numbers is between 2^kTopExponent and twice that, by its bits.
+__device__ __forceinline__ float unit_of(float largest) {
+  constexpr unsigned kExponent = 0x7f800000u, kTop = kTopExponent << 23;
+  constexpr unsigned kLeast = __builtin_bit_cast(unsigned, kLeastUnit);
+  return __uint_as_float(max(__float_as_uint(largest) & kExponent, kLeast + kTop) - kTop);
+}
+
+// Exact for units: the exponents of a number and its inverse add up to twice the bias.
+__device__ __forceinline__ float inverse_of(float unit) {
+  return __uint_as_float((254u << 23) - __float_as_uint(unit));
+}
+
+__device__ __forceinline__ float largest_of(float4 x) {
+  return fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
+}
+
+__device__ __forceinline__ float largest_in_warp(float x) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
+  return x;
+}
+
+// One access of a tile's copy: kVec elements, zeros unless `inside`.
+__device__ __forceinline__ void copy_vector(Element* shared, const Element* global, bool inside) {
+  copy_async<kVec * sizeof(Element)>(shared, global, inside);
+}
+
+__device__ __forceinline__ int q_offset(int row, int x) {
+  // XOR of the 16-byte chunk with the row spreads neighbouring rows over the banks.
+  return row * kQStride + (x ^ (row % 8 * 4));
+}
+
+__device__ __forceinline__ int k_offset(int key, int x) {
+  // XOR of the 16-byte chunk with the row spreads neighbouring rows over the banks.
+  return key * kKStride + (x ^ (key % 8 * 4));
+}
+
+__device__ __forceinline__ int v_offset(int key, int x) {
+  // XOR of the 16-byte chunk with the row spreads neighbouring rows over the banks.
+  return key * kVStride + (x ^ (key % 8 * 4));
+}
+
+// Where a packed row begins: row r is position r / group of head r % group, of `group` query heads that share keys.
+__device__ __forceinline__ long long packed_offset(int row, int group, long long stride, long long head_stride) {
+  return row / group * stride + row % group * head_stride;
+}
+
+// A thread's share of the copy of Q to shared memory. Rows from `num_rows` on become zeros.
+__device__ __forceinline__ void fetch_q(
+    Element* tile, const Element* q, long long stride, long long head_stride, int group, int first_row, int num_rows) {
+  const int tile_row = threadIdx.x / 32, first_x = threadIdx.x % 32 * kVec;
+#pragma unroll
+  for (int r = 0; r < 8; ++r) {
+    const int row = tile_row + r * 2;
+    const Element* source = q + packed_offset(first_row + row, group, stride, head_stride) + first_x;
+#pragma unroll
+    for (int x = 0; x < kD; x += 128) {
+      copy_vector(tile + q_offset(row, first_x + x), source + x, first_row + row < num_rows);
+    }
+  }
+}
+
+// A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
+// Rows from `rows` on become zeros.
+__device__ __forceinline__ void fetch_k(Element* tile, const Element* source, long long stride, int rows) {
+  const int first_row = threadIdx.x % 32 / 8, first_x = threadIdx.x % 32 % 8 * kVec;
+#pragma unroll
+  for (int r = 0; r < 4; ++r) {
+    const int row = first_row + r * 4;
+#pragma unroll
+    for (int x = 0; x < kD; x += 32) {
+      copy_vector(tile + k_offset(row, first_x + x), source + x, row < rows);
+    }
+    source += 4 * stride;
+  }
+}
+
+// A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
+// Rows from `rows` on become zeros.
+__device__ __forceinline__ void fetch_v(Element* tile, const Element* source, long long stride, int rows) {
+  const int first_row = threadIdx.x % 32 / 8, first_x = threadIdx.x % 32 % 8 * kVec;
+#pragma unroll
+  for (int r = 0; r < 4; ++r) {
+    const int row = first_row + r * 4;
+#pragma unroll
+    for (int x = 0; x < kDv; x += 32) {
+      copy_vector(tile + v_offset(row, first_x + x), source + x, row < rows);
+    }
+    source += 4 * stride;
+  }
+}
+
+// One warp's state: its rows of Q, O and the softmax, as the fragments of the tensor cores have them. A lane owns
+// rows g and g + 8 of each row tile, g = lane / 4, and of each column tile columns 2 c and 2 c + 1, c = lane % 4.
+struct Warp {
+  float o[kRowTiles][kValueTiles][4] = {};
+  float row_max[kRowTiles][2];  // in units of the exponents of two
+  float row_sum[kRowTiles][2] = {};
+};
+
+using Scores = float[kRowTiles][kKeyTiles][4];
+constexpr int kOperand = kRowTiles * 4;  // a lane's scores that make an operand of 8 keys
+
+// Splits Q in its place, the sign turned where asked for, and returns the unit. Of every eight
+// columns the big parts come first, and then the small ones.
+__device__ __forceinline__ float split_q(Element* q, bool negative) {
+  constexpr int kChunks = 128 / 8;
+  float largest = 0.0f;
+  for (int i = threadIdx.x % 32; i < 16 * kRowTiles * kChunks; i += 32) {
+    const float* source = q + q_offset(i / kChunks, i % kChunks * 8);
+    const float* rest = q + q_offset(i / kChunks, i % kChunks * 8 + 4);
+    largest = fmaxf(largest, fmaxf(largest_of(*reinterpret_cast<const float4*>(source)),
+                                   largest_of(*reinterpret_cast<const float4*>(rest))));
+  }
+  const float unit = unit_of(largest_in_warp(largest));
+  const float factor = negative ? -inverse_of(unit) : inverse_of(unit);
+  __syncthreads();  // all warps have seen all rows
+  for (int i = threadIdx.x; i < 16 * kRowTiles * kChunks; i += kThreads) {
+    float* first = q + q_offset(i / kChunks, i % kChunks * 8);
+    float* second = q + q_offset(i / kChunks, i % kChunks * 8 + 4);
+    const float4 x = *reinterpret_cast<const float4*>(first), y = *reinterpret_cast<const float4*>(second);
+    const Parts parts[4] = {split(x.x * factor, x.y * factor), split(x.z * factor, x.w * factor),
+                            split(y.x * factor, y.y * factor), split(y.z * factor, y.w * factor)};
+    *reinterpret_cast<uint4*>(first) = make_uint4(parts[0].big, parts[1].big, parts[2].big, parts[3].big);
+    *reinterpret_cast<uint4*>(second) = make_uint4(parts[0].small, parts[1].small, parts[2].small, parts[3].small);
+  }
+  __syncthreads();
+  return unit;
+}
+
+// The units of K and V.
+struct Units {
+  float k = kLeastUnit, v = kLeastUnit;
+};
+
+constexpr int kKShare = 16;  // accesses of 16 bytes by which a thread copies a tile of K
+
+// Reads what this thread has copied of a tile, and returns the largest magnitude in it.
+__device__ __forceinline__ float read_k(float4 (&share)[kKShare], const Element* tile) {
+  const int first_row = threadIdx.x % 32 / 8, first_x = threadIdx.x % 32 % 8 * kVec;
+  float largest = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kKShare; ++i) {
+    const int row = first_row + i / 4 * 4, x = first_x + i % 4 * 32;
+    share[i] = *reinterpret_cast<const float4*>(tile + k_offset(row, x));
+    largest = fmaxf(largest, largest_of(share[i]));
+  }
+  return largest;
+}
+
+// Writes it back in units, of every eight columns first the big parts and then the small ones.
+__device__ __forceinline__ void write_k(Element* tile, const float4 (&share)[kKShare], float unit) {
+  const int first_row = threadIdx.x % 32 / 8, first_x = threadIdx.x % 32 % 8 * kVec;
+  const float factor = inverse_of(unit);
+#pragma unroll
+  for (int i = 0; i < kKShare; ++i) {
+    const int row = first_row + i / 4 * 4, x = first_x + i % 4 * 32;
+    const Parts left = split(share[i].x * factor, share[i].y * factor);
+    const Parts right = split(share[i].z * factor, share[i].w * factor);
+    Element* big = tile + k_offset(row, x / 8 * 8) + x % 8 / 2;
+    Element* small = tile + k_offset(row, x / 8 * 8 + 4) + x % 8 / 2;
+    *reinterpret_cast<uint2*>(big) = make_uint2(left.big, right.big);
+    *reinterpret_cast<uint2*>(small) = make_uint2(left.small, right.small);
+  }
+}
+
+constexpr int kVShare = 16;  // accesses of 16 bytes by which a thread copies a tile of V
+
+// Reads what this thread has copied of a tile, and returns the largest magnitude in it.
+__device__ __forceinline__ float read_v(float4 (&share)[kVShare], const Element* tile) {
+  const int first_row = threadIdx.x % 32 / 8, first_x = threadIdx.x % 32 % 8 * kVec;
+  float largest = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kVShare; ++i) {
+    const int row = first_row + i / 4 * 4, x = first_x + i % 4 * 32;
+    share[i] = *reinterpret_cast<const float4*>(tile + v_offset(row, x));
+    largest = fmaxf(largest, largest_of(share[i]));
+  }
+  return largest;
+}
+
+// Writes it back in units, of every eight columns first the big parts and then the small ones.
+__device__ __forceinline__ void write_v(Element* tile, const float4 (&share)[kVShare], float unit) {
+  const int first_row = threadIdx.x % 32 / 8, first_x = threadIdx.x % 32 % 8 * kVec;
+  const float factor = inverse_of(unit);
+#pragma unroll
+  for (int i = 0; i < kVShare; ++i) {
+    const int row = first_row + i / 4 * 4, x = first_x + i % 4 * 32;
+    const Parts left = split(share[i].x * factor, share[i].y * factor);
+    const Parts right = split(share[i].z * factor, share[i].w * factor);
+    Element* big = tile + v_offset(row, x / 8 * 8) + x % 8 / 2;
+    Element* small = tile + v_offset(row, x / 8 * 8 + 4) + x % 8 / 2;
+    *reinterpret_cast<uint2*>(big) = make_uint2(left.big, right.big);
+    *reinterpret_cast<uint2*>(small) = make_uint2(left.small, right.small);
+  }
+}
+
+// Splits a tile of K and V in its place, once each thread's own copies have arrived; then all may read the parts.
+__device__ __forceinline__ void split_k_v(
+    Element* k, Element* v, Units& units) {
+  float4 k_share[kKShare];
+  float k_largest = read_k(k_share, k);
+  float4 v_share[kVShare];
+  float v_largest = read_v(v_share, v);
+  const bool grown = k_largest > kLimit * units.k || v_largest > kLimit * units.v;
+  // All have read their shares, and no one needs the tiles before any more.
+  __syncwarp();
+  if (__any_sync(0xffffffffu, grown)) {
+    k_largest = largest_in_warp(k_largest);
+    if (k_largest > kLimit * units.k) units.k = unit_of(k_largest);
+    v_largest = largest_in_warp(v_largest);
+    if (v_largest > kLimit * units.v) units.v = unit_of(v_largest);
+  }
+  write_k(k, k_share, units.k);
+  write_v(v, v_share, units.v);
+  __syncwarp();
+}
+
+// Where the keys end that each of a lane's rows sees.
+__device__ __forceinline__ void find_ends(
+    int (&ends)[kRowTiles][2], int first_row, int group, int seqlen_q, int seqlen_k) {
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = first_row + 16 * i + threadIdx.x % 32 / 4 + 8 * h;
+      ends[i][h] = kCausal ? min(seqlen_k, row / group + seqlen_k - seqlen_q + 1) : seqlen_k;
+    }
+  }
+}
+
+// Hides the keys that a row does not see.
+__device__ __forceinline__ void mask(Scores& s, const int (&ends)[kRowTiles][2], int first_key) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int end = ends[i][e / 2] - (first_key + lane % 4 * 2 + e % 2);
+#pragma unroll
+      for (int t = 0; t < kKeyTiles; ++t) {
+        if (t * 8 >= end) s[i][t][e] = -kInfinity;
+      }
+    }
+  }
+}
+
+// Raises the running maximum of each row to the tile's. What was summed so far must be multiplied by `rescale`,
+// where true is returned.
+__device__ __forceinline__ bool raise_maximum(
+    const Scores& s, Warp& warp, float (&rescale)[kRowTiles][2], float scale) {
+  // A maximum that is out of date by a factor of 2^2.875 harms neither range nor precision. As integers, positive
+  // floats compare as they are; zero bounds the others.
+  bool grown = false;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      int bound = 0;
+#pragma unroll
+      for (int t = 0; t < kKeyTiles; ++t) {
+        bound = __vimax3_s32(bound, __float_as_int(s[i][t][2 * h]), __float_as_int(s[i][t][2 * h + 1]));
+      }
+      grown |= fmaf(__int_as_float(bound), scale, -warp.row_max[i][h]) > 2.875f;
+    }
+  }
+  if (!__any_sync(0xffffffffu, grown)) return false;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float tile_max = fmaxf(s[i][0][2 * h], s[i][0][2 * h + 1]);
+#pragma unroll
+      for (int t = 1; t < kKeyTiles; ++t) tile_max = fmaxf(tile_max, fmaxf(s[i][t][2 * h], s[i][t][2 * h + 1]));
+      tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
+      tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
+      const float row_max = fmaxf(warp.row_max[i][h], tile_max * scale);
+      // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
+      const float base = kRowsMayBeEmpty && row_max == -kInfinity ? 0.0f : row_max;
+      rescale[i][h] = exp2f(warp.row_max[i][h] - base);
+      warp.row_max[i][h] = row_max;
+      warp.row_sum[i][h] *= rescale[i][h];
+    }
+  }
+  return true;
+}
+
+// Turns element e of a lane's scores of one tile into a weight, 2^(score - maximum), and adds it to the row's sum.
+__device__ __forceinline__ void weigh(
+    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int i, int t, int e) {
+  const float exponent = fmaf(s[i][t][e], scale, -base[i][e / 2]);
+  s[i][t][e] = exp2f(exponent);
+  warp.row_sum[i][e / 2] += s[i][t][e];
+}
+
+// The maxima that weights are measured against.
+__device__ __forceinline__ void get_base(const Warp& warp, float (&base)[kRowTiles][2]) {
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      base[i][h] = (kRowsMayBeEmpty && warp.row_max[i][h] == -kInfinity ? 0.0f : warp.row_max[i][h]) - kWeightExponent;
+    }
+  }
+}
+
+// The weights of `count` operands of 8 keys from `first` on: of `shares` equal ones, share `share`.
+__device__ __forceinline__ void weigh_share(
+    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int first, int count, int share,
+    int shares) {
+#pragma unroll
+  for (int e = 0; e < kKeyTiles * 4 * kRowTiles; ++e) {
+    const int within = e % kOperand;  // row tile, then column tile, then element
+    const int t = (first + e / kOperand) * 1 + within % 4 / 4;
+    const bool chosen = e < count * kOperand && e * shares / (count * kOperand) == share;
+    if (chosen && t < kKeyTiles) weigh(s, warp, base, scale, within / 4, t, within % 4);
+  }
+}
+
+// s = q k^T for the warp's rows and one tile of keys, not scaled.
+__device__ __forceinline__ void multiply_qk(
+    Scores& s, const Element* q, const Element* k) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; ++t) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[i][t][e] = 0.0f;
+    }
+  }
+  // The small terms are summed apart: a tensor core cuts off, at each step, what its accumulator cannot hold.
+  Scores cross = {};
+#pragma unroll
+  for (int step = 0; step < kWideSteps; ++step) {
+    unsigned a[kRowTiles][4], a_small[kRowTiles][4];
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+      const Element* row = q + q_offset(16 * i + lane % 16, step * 16 + lane / 16 * 8);
+      ldmatrix_x4(a[i], row);
+      ldmatrix_x4(a_small[i], q + q_offset(16 * i + lane % 16, (step * 16 + 4) + lane / 16 * 8));
+    }
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; t += 2) {
+      // Two tiles of eight keys, each as two halves of the step.
+      unsigned b[4], b_small[4];
+      ldmatrix_x4(b, k + k_offset(t * 8 + lane / 16 * 8 + lane % 8, step * 16 + lane / 8 % 2 * 8));
+      ldmatrix_x4(b_small, k + k_offset(t * 8 + lane / 16 * 8 + lane % 8, (step * 16 + 4) + lane / 8 % 2 * 8));
+#pragma unroll
+      for (int u = 0; u < 2; ++u) {
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+          mma_m16n8k16_f16(cross[i][t + u], a_small[i], b + 2 * u);
+          mma_m16n8k16_f16(s[i][t + u], a[i], b + 2 * u);
+        }
+      }
+#pragma unroll
+      for (int u = 0; u < 2; ++u) {
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) mma_m16n8k16_f16(cross[i][t + u], a[i], b_small + 2 * u);
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; ++t) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[i][t][e] += cross[i][t][e];
+    }
+  }
+}
+
+// The weights that the first products with V need.
+__device__ __forceinline__ void weigh_first(Scores& s, Warp& warp, float scale) {
+  float base[kRowTiles][2];
+  get_base(warp, base);
+  weigh_share(s, warp, base, scale, 0, 2, 0, 1);
+}
+
+__device__ __forceinline__ void rescale_output(Warp& warp, const float (&rescale)[kRowTiles][2]) {
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int n = 0; n < kValueTiles; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) warp.o[i][n][e] *= rescale[i][e / 2];
+    }
+  }
+}
+
+// o += p v for one tile of keys, with V in `unit`. 16 keys at a time are summed apart from zero: a tensor core cuts
+// off, at each step, what its accumulator cannot hold, and the sum over all keys would feel it.
+__device__ __forceinline__ void multiply_pv(Warp& warp, const Scores& p, const Element* v, float unit) {
+  const int lane = threadIdx.x % 32;
+  // Two tiles of weights, as a lane has them, are one operand of sixteen keys.
+  unsigned p_big[kRowTiles][kKeyTiles * 2], p_small[kRowTiles][kKeyTiles * 2];
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int f = 0; f < kKeyTiles * 2; ++f) {
+      const Parts parts = split(p[i][f / 2][f % 2 * 2], p[i][f / 2][f % 2 * 2 + 1]);
+      p_big[i][f] = parts.big;
+      p_small[i][f] = parts.small;
+    }
+  }
+
+#pragma unroll
+  for (int n = 0; n < 16; n += 2) {
+#pragma unroll
+    for (int first_tile = 0; first_tile < kKeyTiles; first_tile += 2) {
+      float sum[kRowTiles][2][4] = {};
+#pragma unroll
+      for (int t = first_tile; t < min(first_tile + 2, kKeyTiles); t += 2) {
+        unsigned b[4], b_small[4];
+        ldmatrix_x4_trans(b, v + v_offset(t * 8 + lane % 16, n * 8 + lane / 16 * 8));
+        ldmatrix_x4_trans(b_small, v + v_offset(t * 8 + lane % 16, (n * 8 + 4) + lane / 16 * 8));
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+          for (int w = 0; w < 2; ++w) mma_m16n8k16_f16(sum[i][w], p_small[i] + 2 * t, b + w * 2);
+        }
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+          for (int w = 0; w < 2; ++w) mma_m16n8k16_f16(sum[i][w], p_big[i] + 2 * t, b_small + w * 2);
+        }
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+          for (int w = 0; w < 2; ++w) mma_m16n8k16_f16(sum[i][w], p_big[i] + 2 * t, b + w * 2);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+        for (int w = 0; w < 2; ++w) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) warp.o[i][n + w][e] = fmaf(sum[i][w][e], unit, warp.o[i][n + w][e]);
+        }
+      }
+    }
+  }
+}
+
+// Whether what the tensor cores made of a row can be trusted. Beyond 2^20, the maximum is rounded by more than weights
+// can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
+__device__ __forceinline__ bool trusted(float row_max, float row_sum) {
+  return fabsf(row_max) <= 1048576.0f && row_sum < 1e30f;
+}
+
+// Computes one row again by a warp, 32 keys at a time, in double precision, which holds every product of two inputs
+// and every score: slow, and right wherever the result is a number. Of inputs that are none it makes what IEEE
+// arithmetic makes of them. `write` takes a column and its output. Lanes never part, or the compiler would keep in
+// registers of every lane what the caller has in uniform ones.
+template <typename Write>
+__device__ __forceinline__ void recompute_row(
+    const AttentionArgs& args, int batch, int head, int row, const Write& write) {
+  constexpr int kColumns = (kDv + 31) / 32;  // of a lane: every 32nd
+  const int lane = threadIdx.x % 32, kv_head = head / (args.num_q_heads / args.num_kv_heads);
+  const Element* q = args.q + batch * args.q_stride_batch + head * args.q_stride_head + row * args.q_stride_row;
+  const Element* k = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
+  const Element* v = args.v + batch * args.v_stride_batch + kv_head * args.v_stride_head;
+  const double scale = double(args.scale) * 1.4426950408889634;
+  const int end_key = kCausal ? min(args.seqlen_k, row + args.seqlen_k - args.seqlen_q + 1) : args.seqlen_k;
+  double row_max = -kInfinity, row_sum = 0.0, o[kColumns] = {};
+#pragma unroll 1
+  for (int first_key = 0; first_key < end_key; first_key += 32) {
+    const Element* key = k + min(first_key + lane, end_key - 1) * args.k_stride_row;
+    double score = 0.0;
+#pragma unroll 4
+    for (int x = 0; x < kD; ++x) score += double(q[x]) * double(key[x]);
+    score = first_key + lane < end_key ? score * scale : -kInfinity;
+    double largest = score;  // or what is no number, where one of them is none
+#pragma unroll 1
+    for (int distance = 16; distance > 0; distance /= 2) {
+      const double other = __shfl_xor_sync(0xffffffffu, largest, distance);
+      largest = largest >= other || largest != largest ? largest : other;
+    }
+    largest = row_max > largest ? row_max : largest;
+    // Against a maximum of -infinity nothing can be measured.
+    const double base = largest == -kInfinity ? 0.0 : largest;
+    const float weight = exp2f(float(score - base)), rescale = exp2f(float(row_max - base));
+    row_max = largest;
+    row_sum *= rescale;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) o[c] *= rescale;
+    const int num_keys = min(32, end_key - first_key);
+#pragma unroll 1
+    for (int j = 0; j < num_keys; ++j) {
+      const double factor = __shfl_sync(0xffffffffu, weight, j);
+      row_sum += factor;
+      const Element* value = v + (first_key + j) * args.v_stride_row;
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        const int x = c * 32 + lane;
+        if (x < kDv) o[c] += factor * double(value[x]);
+      }
+    }
+    if (__any_sync(0xffffffffu, row_sum != row_sum)) break;  // no number by now, nor will it be one
+  }
+  const bool seen = end_key > 0;
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    const int x = c * 32 + lane;
+    if (x < kDv) write(x, seen ? float(o[c] / row_sum) : 0.0f);
+  }
+  if (args.lse != nullptr && lane == 0) {
+    const double sum = log2f(float(row_sum));
+    args.lse[(1LL * batch * args.num_q_heads + head) * args.seqlen_q + row] =
+        seen ? float((row_max + sum) * 0.6931471805599453) : -kInfinity;
+  }
+}
+
+// Whether parts of f16 lose no more of a row than float32 may. They are multiples of 2^-24 of their units, so that they
+// lose up to 2^-25, of elements that are small beside the largest of their tensor. What that does to scores must be
+// below 2^-21, or below the rounding of float32 in the row's largest; what it does to outputs, with the weights that
+// are too small for parts (of 4096 keys, were all of them just so small), below 2^-19 of these. `score_unit` is that of
+// products of Q and K, `magnitude` the sum of |o| over a lane's columns before its division by `row_sum`.
+__device__ __forceinline__ bool within_range(
+    float score_unit, float row_max, float value_unit, float magnitude, float row_sum, int num_keys) {
+  const bool scores_keep = score_unit * (kD * 1024.0f) <= fmaxf(1.0f, 0.25f * fabsf(row_max));
+  const float least = value_unit * (kDv / 256.0f) * (min(num_keys, 4096) + row_sum);
+  const bool outputs_keep = magnitude >= least && magnitude < kInfinity;
+  return scores_keep && (outputs_keep || (magnitude == 0.0f && value_unit == kLeastUnit));
+}
+
+// Brings sums of weights from their unit to what they are, or to infinity for rows that parts cannot serve.
+// `num_keys` were walked.
+__device__ __forceinline__ void leave_units(
+    Warp& warp, float score_unit, float value_unit, int num_keys) {
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float& row_sum = warp.row_sum[i][h];
+      row_sum *= kWeightUnit;
+      float magnitude = 0.0f, sum = row_sum;
+#pragma unroll
+      for (int n = 0; n < kValueTiles; ++n) {
+        magnitude += fabsf(warp.o[i][n][2 * h]) + fabsf(warp.o[i][n][2 * h + 1]);
+      }
+      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+      // Of keys that a row does not see, values that are no numbers are in its sums all the same.
+      const float row_max = warp.row_max[i][h];
+      const bool keeps = row_max == -kInfinity
+          ? magnitude == 0.0f
+          : within_range(score_unit, row_max, value_unit, magnitude, sum, num_keys);
+      if (!keeps) row_sum = kInfinity;
+    }
+  }
+}
+
+// Neighbouring columns, moved by one access.
+template <int N>
+struct alignas(4 * N) Columns {
+  float at[N];
+};
+
+__device__ __forceinline__ float sum_of(const PartialResult& result, int row) {
+  const float (&sums)[4] = result.row_sum[row];
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+// Lays a warp's rows into a partial result, from `first_row` on, as far as `end_row`.
+__device__ __forceinline__ void store_partial(
+    PartialResult& partial, const Warp& warp, int first_row, int end_row = kBr) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = first_row + 16 * i + lane / 4 + 8 * h;
+      if (row >= end_row) continue;
+      if (lane % 4 == 0) partial.row_max[row] = warp.row_max[i][h];
+      partial.row_sum[row][lane % 4] = warp.row_sum[i][h];
+#pragma unroll
+      for (int n = 0; n < kValueTiles; ++n) {
+        float* target = partial.o + row * kPartialStride + n * 8 + lane % 4 * 2;
+        *reinterpret_cast<float2*>(target) = make_float2(warp.o[i][n][2 * h], warp.o[i][n][2 * h + 1]);
+      }
+    }
+  }
+}
+
+// What all of a row's keys, or those of a block, make of it: of kWidth columns outputs before their division.
+struct RowResult {
+  float row_max, row_sum;
+  Columns<kWidth> o;
+};
+
+// Puts together what `count` shares of the keys make of a row, in their order; `share` says what each does.
+template <int count, typename Share>
+__device__ __forceinline__ RowResult put_together(const Share& share) {
+  RowResult shares[count], all{-kInfinity};
+#pragma unroll
+  for (int i = 0; i < count; ++i) {
+    shares[i] = share(i);
+    all.row_max = fmaxf(all.row_max, shares[i].row_max);
+  }
+  const float base = all.row_max == -kInfinity ? 0.0f : all.row_max;
+#pragma unroll
+  for (int i = 0; i < count; ++i) {
+    const float weight = exp2f(shares[i].row_max - base);
+    all.row_sum = fmaf(weight, shares[i].row_sum, all.row_sum);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) all.o.at[j] = fmaf(weight, shares[i].o.at[j], all.o.at[j]);
+  }
+  return all;
+}
+
+// The columns from x on of a row of the block, of all its warps.
+__device__ __forceinline__ RowResult result_of_warps(const PartialResult* partials, int row, int x) {
+  return put_together<kKeyWarps>([&](int warp) {
+    const PartialResult& partial = partials[warp];
+    const float* const o = partial.o + row * kPartialStride + x;
+    return RowResult{partial.row_max[row], sum_of(partial, row), *reinterpret_cast<const Columns<kWidth>*>(o)};
+  });
+}
+
+// Writes this block's columns of o, and the first block the log-sum-exp. `recompute` does the rows again that no
+// product can be trusted with.
+template <typename Recompute>
+__device__ __forceinline__ void write_received(
+    const ReceivedResults& received, int split, Element* o, long long stride, long long head_stride, int group,
+    float* lse, int first_row, int num_rows, int seqlen_q, const Recompute& recompute) {
+  constexpr int kPieces = kOwnColumns / kWidth;
+  const int count = min(kBr, num_rows - first_row) * kPieces, lane = threadIdx.x % 32;
+  for (int first = threadIdx.x - lane; first < count; first += kThreads) {
+    const int i = first + lane, row = min(i, count - 1) / kPieces, own_x = i % kPieces * kWidth;
+    const int x = kOwnColumns * split + own_x;
+    const RowResult result = put_together<kSplits>([&](int block) {
+      const auto its = reinterpret_cast<const Columns<kWidth>*>(received.o[block][row] + own_x);
+      return RowResult{received.row_max[block][row], received.row_sum[block][row], *its};
+    });
+    const float row_max = result.row_max, row_sum = result.row_sum;
+    // A row that cannot be trusted is done again by the warp that has its first columns.
+    const bool keeps = trusted(row_max, row_sum);
+    unsigned untrusted = __ballot_sync(0xffffffffu, !keeps && x == 0 && i < count);
+    for (; untrusted != 0; untrusted &= untrusted - 1) {
+      recompute(__shfl_sync(0xffffffffu, row, __ffs(untrusted) - 1));
+    }
+    if (!keeps || i >= count) continue;
+    const float inverse = 1.0f / row_sum;
+    float outputs[kWidth];
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) outputs[j] = result.o.at[j] * inverse;
+    const int packed_row = first_row + row;
+    if (lse != nullptr && x == 0) {
+      lse[packed_row % group * seqlen_q + packed_row / group] = (row_max + log2f(row_sum)) * kLn2;
+    }
+    Element* target = o + packed_offset(packed_row, group, stride, head_stride) + x;
+    *reinterpret_cast<float4*>(target) = make_float4(outputs[0], outputs[1], outputs[2], outputs[3]);
+  }
+}
+
+extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 2)
+    attention_f32_d128_kernel(const AttentionArgs args) {
+  extern __shared__ __align__(16) unsigned char shared_bytes[];
+  SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
+  // The query heads that share a head of keys fill the rows of one tile.
+  const int group = args.num_q_heads / args.num_kv_heads;
+  const int num_rows = args.seqlen_q * group;
+  // The blocks of a cluster have the same rows, and each a range of their keys.
+  const int block = int(blockIdx.x) / kSplits, split = int(blockIdx.x) % kSplits;
+  const int q_tiles = (num_rows + kBr - 1) / kBr;
+  // Blocks of one head are neighbours, so that they share its K and V in L2; under a causal mask the longest of
+  // them go first.
+  const int nth = block % q_tiles;
+  const int q_tile = kCausal ? q_tiles - 1 - nth : nth;
+  const int kv_head = block / q_tiles % args.num_kv_heads;
+  const int batch = block / q_tiles / args.num_kv_heads;
+  const int head = kv_head * group;  // the first of those packed
+
+  const Element* q = args.q + batch * args.q_stride_batch + head * args.q_stride_head;
+  const Element* k = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
+  const Element* v = args.v + batch * args.v_stride_batch + kv_head * args.v_stride_head;
+
+  const int first_row = q_tile * kBr;
+  // Read from one lane, so that the compiler knows it to be the same in all.
+  const int warp_index = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
+  const int diagonal = args.seqlen_k - args.seqlen_q;
+  int end_key = args.seqlen_k;  // of all that the block sees
+  if (kCausal) end_key = max(0, min(end_key, (first_row + kBr - 1) / group + 1 + diagonal));
+  const int first_tile = 0, last_tile = (end_key + kBc - 1) / kBc;
+  // Of these the block has a range, and the warp every kKeyWarps-th from `own_tile` on.
+  const int num_tiles = last_tile - first_tile, end_of_range = first_tile + num_tiles * (split + 1) / kSplits;
+  const int own_tile = first_tile + num_tiles * split / kSplits + warp_index;
+  const int num_steps = (end_of_range - own_tile + kKeyWarps - 1) / kKeyWarps;
+  // The warp computes tiles before `end_tile`, none where its rows lie beyond Q, and masks from `masked_tile` on.
+  int end_tile = first_row < num_rows ? last_tile : first_tile, masked_tile = args.seqlen_k / kBc;
+  if (kCausal) {
+    const int seen_by_first = first_row / group + diagonal + 1;
+    const int seen_by_last = (first_row + 16 * kRowTiles - 1) / group + diagonal + 1;
+    masked_tile = min(masked_tile, max(0, seen_by_first) / kBc);
+    end_tile = min(end_tile, (max(0, seen_by_last) + kBc - 1) / kBc);
+  }
+  const Element* warp_q = smem.tiles.q;
+  // Maxima are taken of raw scores: a negative scale turns Q's sign instead.
+  const float scale_of_q = fabsf(args.scale) * kLog2e;
+
+  // Each thread copies its own share of every tile of its warp.
+  fetch_q(smem.tiles.q, q, args.q_stride_row, args.q_stride_head, group, first_row, num_rows);
+  int keys_left = args.seqlen_k - own_tile * kBc;  // from the next tile to come on
+  const int copier = threadIdx.x % 32;
+  k += (own_tile * kBc + copier / 8) * args.k_stride_row + copier % 8 * kVec;
+  v += (own_tile * kBc + copier / 8) * args.v_stride_row + copier % 8 * kVec;
+#pragma unroll
+  for (int stage = 0; stage < kStages - 1; ++stage) {
+    if (stage < num_steps) {
+      fetch_k(smem.tiles.k[warp_index][stage], k, args.k_stride_row, keys_left);
+      k += kKeyWarps * kBc * args.k_stride_row;
+      fetch_v(smem.tiles.v[warp_index][stage], v, args.v_stride_row, keys_left);
+      v += kKeyWarps * kBc * args.v_stride_row;
+      keys_left -= kKeyWarps * kBc;
+    }
+    __pipeline_commit();
+  }
+
+  cluster_arrive();  // before others bring anything, each has begun
+  int ends[kRowTiles][2];
+  find_ends(ends, first_row, group, args.seqlen_q, args.seqlen_k);
+  Warp warp;
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) warp.row_max[i][0] = warp.row_max[i][1] = -kInfinity;
+  __pipeline_wait_prior(kStages - 2);
+
+  __syncthreads();  // Q is there
+  const float scale_of_units = scale_of_q * split_q(smem.tiles.q, args.scale < 0.0f);
+
+  Units units;
+
+  for (int step = 0; step < num_steps; ++step) {
+    const int tile = own_tile + step * kKeyWarps;
+    __pipeline_wait_prior(kStages - 2);
+    // This tile is there, and no lane needs the one before it.
+    split_k_v(smem.tiles.k[warp_index][step % kStages], smem.tiles.v[warp_index][step % kStages], units);
+    const float scale = fmaxf(scale_of_units * units.k, 1e-30f);
+    const int far_step = step + kStages - 1;
+    if (far_step < num_steps) {
+      fetch_k(smem.tiles.k[warp_index][far_step % kStages], k, args.k_stride_row, keys_left);
+      k += kKeyWarps * kBc * args.k_stride_row;
+      fetch_v(smem.tiles.v[warp_index][far_step % kStages], v, args.v_stride_row, keys_left);
+      v += kKeyWarps * kBc * args.v_stride_row;
+      keys_left -= kKeyWarps * kBc;
+    }
+    __pipeline_commit();
+    const int stage = step % kStages;
+    if (tile < end_tile) {
+      Scores s;
+      multiply_qk(s, warp_q, smem.tiles.k[warp_index][stage]);
+      if (tile >= masked_tile) mask(s, ends, tile * kBc);
+      float rescale[kRowTiles][2];
+      if (raise_maximum(s, warp, rescale, scale)) rescale_output(warp, rescale);
+
+      weigh_first(s, warp, scale);
+      multiply_pv(warp, s, smem.tiles.v[warp_index][stage], units.v * kWeightUnit);
+    }
+  }
+  leave_units(warp, scale_of_units * units.k, units.v, num_steps * kBc);
+  // Found only now, so that registers are free for the loop.
+  Element* o = args.o + batch * args.o_stride_batch + head * args.o_stride_head;
+  float* lse = args.lse == nullptr ? nullptr : args.lse + (1LL * batch * args.num_q_heads + head) * args.seqlen_q;
+
+  __syncthreads();  // no warp needs tiles any more
+  store_partial(smem.partial_results[warp_index], warp, 0, num_rows - first_row);
+  __syncthreads();
+  cluster_wait();  // every block has begun, and has room for what it receives
+  const int end_row = min(kBr, num_rows - first_row);
+  for (int i = threadIdx.x; i < end_row * (kDv / kWidth); i += kThreads) {
+    const int row = i / (kDv / kWidth), x = i % (kDv / kWidth) * kWidth;
+    const RowResult result = result_of_warps(smem.partial_results, row, x);
+    const int owner = x / kOwnColumns, its_x = x % kOwnColumns;
+    store_to_block(smem.received.o[split][row] + its_x, result.o.at, owner);
+    if (its_x == 0) {
+      store_to_block(smem.received.row_max[split] + row, {result.row_max}, owner);
+      store_to_block(smem.received.row_sum[split] + row, {result.row_sum}, owner);
+    }
+  }
+  cluster_sync();  // every block has what it writes
+  const auto recompute = [&](int row) {
+    const int packed_row = first_row + row, position = packed_row / group, its_head = packed_row % group;
+    recompute_row(args, batch, head + its_head, position, [&](int x, float value) {
+      o[packed_offset(packed_row, group, args.o_stride_row, args.o_stride_head) + x] = value;
+    });
+  };
+  write_received(
+      smem.received, split, o, args.o_stride_row, args.o_stride_head, group, lse, first_row, num_rows, args.seqlen_q,
+      recompute);
+}
+
+#ifndef __CUDACC_RTC__
+// Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
+// suit 16-byte accesses, cudaErrorInvalidValue for a shape the kernel does not serve.
+extern "C" int attention_f32_d128(const AttentionArgs* args, cudaStream_t stream) {
+  if (args->batch < 0 || args->num_q_heads < 0 || args->num_kv_heads < 1 ||
+      args->num_q_heads % args->num_kv_heads != 0 || args->seqlen_q < 0 || args->seqlen_k < 0) {
+    return cudaErrorInvalidValue;
+  }
+  const long long strides[] = {args->q_stride_batch, args->q_stride_head, args->q_stride_row,
+                               args->k_stride_batch, args->k_stride_head, args->k_stride_row,
+                               args->v_stride_batch, args->v_stride_head, args->v_stride_row,
+                               args->o_stride_batch, args->o_stride_head, args->o_stride_row};
+  for (const long long stride : strides) {
+    if (stride % kVec != 0) return cudaErrorMisalignedAddress;
+  }
+  const void* const pointers[] = {args->q, args->k, args->v, args->o};
+  for (const void* pointer : pointers) {
+    const auto address = reinterpret_cast<unsigned long long>(pointer);
+    if (address % (kVec * sizeof(float)) != 0) return cudaErrorMisalignedAddress;
+  }
+  const long long batch = args->batch, num_q_heads = args->num_q_heads;
+  const long long num_kv_heads = args->num_kv_heads, seqlen_q = args->seqlen_q;
+  if (seqlen_q * (num_q_heads / num_kv_heads) > 0x7fffffffLL - kBr) return cudaErrorInvalidValue;
+  const long long blocks = (seqlen_q * (num_q_heads / num_kv_heads) + kBr - 1) / kBr * num_kv_heads * batch * kSplits;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  constexpr size_t smem_bytes = sizeof(SharedStorage);
+  const cudaError_t status =
+      cudaFuncSetAttribute(attention_f32_d128_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (status != cudaSuccess) return status;
+  void* parameters[] = {const_cast<AttentionArgs*>(args)};
+  return cudaLaunchKernel(attention_f32_d128_kernel, dim3(unsigned(blocks)), dim3(kThreads), parameters,
+                          smem_bytes, stream);
+}
+#endif
+// flashgen: {"problem": {"dtype": "f32", "batch": 16, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 1, "seqlen_k": 8192, "head_dim": 128, "head_dim_v": 128, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "f16", "pack_heads": true, "br": 16, "rows_per_warp": 16, "key_warps": 2, "splits": 2, "workspace_splits": 1, "merge": "at_once", "bc": 16, "layout": "swizzled", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 3, "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 2, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d128", "launches": [{"threads": 64, "smem_bytes": 114944, "rows_per_block": 16, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 2, "heads_per_cluster": 1, "role": "kernel"}], "digest": "a32754ed5836b914", "figures": [1854, 1065]}
