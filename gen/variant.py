@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any, ClassVar, Self, TypeVar
 
 from .handover.plan import Plan
+from .handover.reach import LEFT_OUT, reach_launches, reach_regions
 from .handover.split_keys import combine_launch, workspace_of_splits
 from .handover.workspace import Workspace
 from .launch import Launch
@@ -240,7 +241,16 @@ class Variant:
         if problem.append is not None:
             before.insert(0, problem.append.launch(main))
         behind = [combine_launch(main)] if main.workspace_splits > 1 else []
-        return (*before, main, *behind)
+        return (*before, *self.launches_in_front(problem), main, *behind)
+
+    def launches_in_front(self, problem: Problem) -> tuple[Launch, ...]:
+        """Returns the launches, in their order, that leave in the workspace what the main one reads."""
+        return reach_launches() if self.leaves_far_keys_out else ()
+
+    @property
+    def leaves_far_keys_out(self) -> bool:
+        """Whether launches in front find how far from their places rows look."""
+        return getattr(self, "far_keys", "") == LEFT_OUT
 
     def plan(self, problem: Problem, limits: DeviceLimits) -> Plan | None:
         """Returns the plan of which block takes what; None where a block's number says it."""
@@ -252,6 +262,8 @@ class Variant:
 
     def workspace_of(self, problem: Problem, main: Launch) -> Workspace | None:
         """Returns the same of a kernel with such a main launch."""
+        if self.leaves_far_keys_out:
+            return Workspace(reach_regions())
         if main.workspace_splits == 1:
             return None
         return workspace_of_splits(main, self.partial_floats(problem))

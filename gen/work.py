@@ -16,6 +16,7 @@ from operator import add, attrgetter
 
 import numpy as np
 
+from .handover.reach import mean_tiles_in_reach
 from .limits import DeviceLimits
 from .problem import Problem
 from .scored_tiles.seen import seen_shares
@@ -116,9 +117,13 @@ class Work:
     """The base of all kinds of counted work, each of which has a cost model of its own.
 
     ``registers`` are those per thread that the compiler takes, where they are not what the variant needs.
+    ``launches_in_front`` split float32, turn values of eight bits or find which keys are in reach before
+    blocks begin, and read and write ``bytes_in_front``.
     """
 
     registers: int | None = field(default=None, kw_only=True)
+    launches_in_front: int = field(default=0, kw_only=True)
+    bytes_in_front: float = field(default=0.0, kw_only=True)
 
 
 @singledispatch
@@ -291,13 +296,21 @@ def sequences_alone(problem: Problem) -> Iterator[tuple[int, Problem]]:
 
 @lru_cache(maxsize=4096)
 def walk_tiles(
-    problem: Problem, br: int, bc: int, warps: int, *, skips: bool, packed: int = 1
+    problem: Problem,
+    br: int,
+    bc: int,
+    warps: int,
+    *,
+    skips: bool,
+    packed: int = 1,
+    reaches: tuple[float, ...] = (),
 ) -> tuple[Walk, ...]:
     """Counts the walks of one head's query tiles, the last tile first: only tiles between what a block's
     first row sees first and what its last row sees last are brought in. ``skips``: a warp leaves out tiles
     that none of its own rows sees. ``packed``: so many rows, of different heads, stand at one position.
-    Where a predicate hides keys, as many of the tiles are left out as a sample of rows tells. Of packed
-    sequences the walks are those of all, the longest first."""
+    ``reaches``: how far from their places the rows of each head look, of which the mean counts. Where a
+    predicate hides keys, as many of the tiles are left out as a sample of rows tells. Of packed sequences the
+    walks are those of all, the longest first."""
     if problem.layout.is_packed:
         found: Counter[tuple[int, int, int]] = Counter()
         for count, alone in sequences_alone(problem):
@@ -321,6 +334,9 @@ def walk_tiles(
         them sees last."""
         first_position, last_position = first_row // packed, -(-min(end_row, rows) // packed) - 1
         first_key, end_key = first_keys[first_position], end_keys[last_position]
+        if reaches:
+            positions = first_position, last_position
+            return round(mean_tiles_in_reach(problem, reaches, positions, (first_key, end_key), bc))
         return -(-end_key // bc) - first_key // bc if first_key < end_key else 0
 
     def walk(q_tile: int, blocks: int = 1) -> Walk:

@@ -17,11 +17,18 @@ import numpy as np
 
 from ..expression import Constant, divided_up
 from ..launch import BATCH, KEY_LENGTHS_ROLE, KEYS, KV_HEADS, Q_HEADS, REACH_ROLE, ROWS, Launch
+from ..layout import DENSE
 from ..limits import WARP
-from ..problem import Problem
+from ..problem import ITEM_BYTES, Problem
+from ..scoring.asked import Scoring
 from ..scoring.values import typical_values
 from .workspace import Region
 
+#: What is done about keys out of reach, and what that parameter of kernels is about.
+WALKED, LEFT_OUT = "walked", "left_out"
+FAR_KEYS = "keys so far off that slopes leave them no weight: walked, or left out by lengths of rows"
+#: What asks for nothing else that may press keys down, or hide the one at a row's own place.
+ALIBI_ALONE = Scoring(alibi=True)
 #: Threads of a block of either launch, and the rows of keys, and of queries, that a warp of it takes.
 REACH_THREADS, LENGTH_KEYS, REACH_ROWS = 128, 16, 64
 #: The regions of a workspace that they leave.
@@ -31,6 +38,17 @@ DEPTH = 25.0
 #: Of rows of random numbers, how much longer than their mean length the longest of many are, and how far
 #: below nothing the least of some products of two rows is, in deviations of each.
 LONGER, LOWER = 2.5, 2.4
+
+
+def why_not_left_out(problem: Problem) -> str | None:
+    """Says why kernels cannot leave out what is out of reach; None where they can."""
+    if problem.scoring != ALIBI_ALONE:
+        return "slopes alone must press them down, and no mask but a causal one hide others"
+    if problem.has_scales or problem.has_key_scales or problem.latent:
+        return "made for queries, keys and values of one type, each there by itself"
+    if problem.layout is not DENSE or problem.append is not None:
+        return "made for queries and keys that lie there whole, with one length each"
+    return None
 
 
 def reach_launches() -> tuple[Launch, Launch]:
@@ -72,3 +90,9 @@ def mean_tiles_in_reach(
     first = np.maximum(keys[0], places[0] - np.array(reaches)) // bc
     end = -(-np.minimum(keys[1], places[1] + np.array(reaches) + 1) // bc)
     return float(np.maximum(end - first, 0).mean())
+
+
+def bytes_read_in_front(problem: Problem) -> int:
+    """Returns what both launches read: queries once, and keys twice."""
+    rows = problem.num_q_heads * problem.seqlen_q + 2 * problem.num_kv_heads * problem.seqlen_k
+    return ITEM_BYTES[problem.dtype] * problem.batch * rows * problem.head_dim

@@ -113,6 +113,7 @@ KERNELS: tuple[Tuned, ...] = (
             "q_in_registers": False,
             "q_whole": False,
             "stages": 3,
+            "far_keys": "walked",
             "evict_first": False,
             "rescale": "lazy",
             "poly_exp": 0,

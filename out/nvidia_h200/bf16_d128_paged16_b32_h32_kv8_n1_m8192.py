@@ -120,6 +120,7 @@ KERNELS: tuple[Tuned, ...] = (
             "q_in_registers": False,
             "q_whole": False,
             "stages": 2,
+            "far_keys": "walked",
             "evict_first": False,
             "rescale": "lazy",
             "poly_exp": 0,

@@ -88,8 +88,8 @@ constexpr int kConsumers = 4;  // warpgroups that compute, beside the producer
 constexpr int kWarpgroup = 128;  // threads of a warpgroup
 constexpr int kThreads = 640;
 constexpr int kReachThreads = 128;  // of a block of the launches that find how far rows must look
-constexpr int kLongestOf = 16, kReachOf = 64;  // rows of keys, and of queries, of a warp of theirs
-constexpr int kLengthKeys = kReachThreads / 32 * kLongestOf, kReachRows = kReachThreads / 32 * kReachOf;  // of a block
+constexpr int kLengthKeys = 64, kReachRows = 256;  // rows of keys, and of queries, of one of theirs
+constexpr int kLongestOf = kLengthKeys * 32 / kReachThreads, kReachOf = kReachRows * 32 / kReachThreads;  // of a warp
 constexpr int kKStages = 2, kVStages = 2;  // tiles of K and of V in shared memory
 constexpr int kQStages = 1;  // Q tiles in shared memory
 
@@ -411,6 +411,18 @@ __device__ __forceinline__ int* reaches_of(const AttentionArgs& args, int batch,
   return reaches + (1LL * batch * args.num_q_heads + head) * ((args.seqlen_q + kReachOf - 1) / kReachOf);
 }
 
+// Of tiles [first_tile, last_tile) of keys keeps those that a block's rows reach.
+__device__ __forceinline__ void keep_reached(
+    const AttentionArgs& args, int batch, int head, int first_row, int& first_tile, int& last_tile) {
+  int reach = 0;
+  for (int nth = first_row / kReachOf; nth * kReachOf < min(first_row + kBr, args.seqlen_q); ++nth) {
+    reach = max(reach, reaches_of(args, batch, head)[nth]);
+  }
+  const int place = first_row + args.seqlen_k - args.seqlen_q;  // among the keys
+  first_tile = max(first_tile, (place - reach) / kBc);
+  last_tile = max(first_tile, min(last_tile, (place + kBr - 1 + reach) / kBc + 1));
+}
+
 // The work of one block at a time: kBr query rows of one head, and the keys that they see.
 struct Tile {
   int first_row, head, batch;
@@ -422,14 +434,7 @@ struct Tile {
     first_tile = first_key_of(args, batch, q_tile * kBr) / kBc;
     const int end_key = end_key_of(args, batch, min(first_row + kBr, args.seqlen_q) - 1);
     last_tile = max(first_tile, (end_key + kBc - 1) / kBc);
-    // Of these the rows reach only so far.
-    int reach = 0;
-    for (int row = first_row; row < min(first_row + kBr, args.seqlen_q); row += kReachOf) {
-      reach = max(reach, reaches_of(args, batch, head)[row / kReachOf]);
-    }
-    const int place = first_row + args.seqlen_k - args.seqlen_q;  // among the keys
-    first_tile = max(first_tile, (place - reach) / kBc);
-    last_tile = max(first_tile, min(last_tile, (place + kBr - 1 + reach) / kBc + 1));
+    keep_reached(args, batch, head, first_row, first_tile, last_tile);
   }
 };
 
@@ -988,9 +993,9 @@ __device__ __forceinline__ void consume_tile(
 constexpr int kReachLanes = 8;  // that share a row, so that a warp reads several at once
 constexpr int kFarthest = 1 << 30;  // reaches all keys
 
-// Adds a lane's share of what rows multiply to.
+// What two rows multiply to, by neighbouring lanes, each of which has it then.
 __device__ __forceinline__ float multiply_rows(const Element* first, const Element* second) {
-  struct alignas(16) Elements {
+  struct alignas(kVec * sizeof(Element)) Elements {
     Element at[kVec];
   };
   float sum = 0.0f;
@@ -1272,4 +1277,4 @@ extern "C" int attention_bf16_d64_alibi(const AttentionArgs* args, cudaStream_t 
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "scoring": {"alibi": true}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 256, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 64, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "left_out", "copiers": 1, "k_stages": 2, "v_stages": 2, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 0, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_alibi", "launches": [{"threads": 128, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "key_lengths", "of_keys": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "reach", "dependent": true}, {"threads": 640, "smem_bytes": 68608, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "181bc14a0782cdfe", "figures": [1607, 1039]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "scoring": {"alibi": true}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 256, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 64, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "left_out", "copiers": 1, "k_stages": 2, "v_stages": 2, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 0, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_alibi", "launches": [{"threads": 128, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "key_lengths", "of_keys": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "reach", "dependent": true}, {"threads": 640, "smem_bytes": 68608, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "3083c396f5b29aaa", "figures": [1607, 1039]}

@@ -88,8 +88,8 @@ constexpr int kConsumers = 2;  // warpgroups that compute, beside the producer
 constexpr int kWarpgroup = 128;  // threads of a warpgroup
 constexpr int kThreads = 384;
 constexpr int kReachThreads = 128;  // of a block of the launches that find how far rows must look
-constexpr int kLongestOf = 16, kReachOf = 64;  // rows of keys, and of queries, of a warp of theirs
-constexpr int kLengthKeys = kReachThreads / 32 * kLongestOf, kReachRows = kReachThreads / 32 * kReachOf;  // of a block
+constexpr int kLengthKeys = 64, kReachRows = 256;  // rows of keys, and of queries, of one of theirs
+constexpr int kLongestOf = kLengthKeys * 32 / kReachThreads, kReachOf = kReachRows * 32 / kReachThreads;  // of a warp
 constexpr int kKStages = 2, kVStages = 2;  // tiles of K and of V in shared memory
 constexpr int kQStages = 1;  // Q tiles in shared memory
 
@@ -474,6 +474,18 @@ __device__ __forceinline__ int* reaches_of(const AttentionArgs& args, int batch,
   return reaches + (1LL * batch * args.num_q_heads + head) * ((args.seqlen_q + kReachOf - 1) / kReachOf);
 }
 
+// Of tiles [first_tile, last_tile) of keys keeps those that a block's rows reach.
+__device__ __forceinline__ void keep_reached(
+    const AttentionArgs& args, int batch, int head, int first_row, int& first_tile, int& last_tile) {
+  int reach = 0;
+  for (int nth = first_row / kReachOf; nth * kReachOf < min(first_row + kBr, args.seqlen_q); ++nth) {
+    reach = max(reach, reaches_of(args, batch, head)[nth]);
+  }
+  const int place = first_row + args.seqlen_k - args.seqlen_q;  // among the keys
+  first_tile = max(first_tile, (place - reach) / kBc);
+  last_tile = max(first_tile, min(last_tile, (place + kBr - 1 + reach) / kBc + 1));
+}
+
 // The work of one block at a time: kBr query rows of one head, and the keys that they see.
 struct Tile {
   int first_row, head, batch;
@@ -485,14 +497,7 @@ struct Tile {
     first_tile = first_key_of(args, batch, q_tile * kBr) / kBc;
     const int end_key = end_key_of(args, batch, min(first_row + kBr, args.seqlen_q) - 1);
     last_tile = max(first_tile, (end_key + kBc - 1) / kBc);
-    // Of these the rows reach only so far.
-    int reach = 0;
-    for (int row = first_row; row < min(first_row + kBr, args.seqlen_q); row += kReachOf) {
-      reach = max(reach, reaches_of(args, batch, head)[row / kReachOf]);
-    }
-    const int place = first_row + args.seqlen_k - args.seqlen_q;  // among the keys
-    first_tile = max(first_tile, (place - reach) / kBc);
-    last_tile = max(first_tile, min(last_tile, (place + kBr - 1 + reach) / kBc + 1));
+    keep_reached(args, batch, head, first_row, first_tile, last_tile);
   }
 };
 
@@ -1152,10 +1157,10 @@ __device__ __forceinline__ void consume_tile(
 constexpr int kReachLanes = 8;  // that share a row, so that a warp reads several at once
 constexpr int kFarthest = 1 << 30;  // reaches all keys
 
-// Adds a lane's share of what rows multiply to.
-__device__ __forceinline__ float multiply_rows(const Element* first, const Element* second) {
-  struct alignas(16) Elements {
-    Element at[kVec];
+// What two rows multiply to, by neighbouring lanes, each of which has it then.
+__device__ __forceinline__ float multiply_rows(const float* first, const float* second) {
+  struct alignas(kVec * sizeof(float)) Elements {
+    float at[kVec];
   };
   float sum = 0.0f;
   for (int x = int(threadIdx.x) % kReachLanes * kVec; x < kD; x += kReachLanes * kVec) {
@@ -1189,11 +1194,11 @@ extern "C" __global__ void __launch_bounds__(kReachThreads)
   const int batch = int(blockIdx.x) / tiles / args.num_kv_heads;
   const int first_key = tile * kLengthKeys + int(threadIdx.x) / 32 * kLongestOf, lane = int(threadIdx.x) % 32;
   if (first_key >= args.seqlen_k) return;
-  const Element* const keys = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
+  const float* const keys = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
   float longest = 0.0f;
 #pragma unroll
   for (int i = 0; i < kLongestOf; i += 32 / kReachLanes) {
-    const Element* const key = keys + min(first_key + i + lane / kReachLanes, args.seqlen_k - 1) * args.k_stride_row;
+    const float* const key = keys + min(first_key + i + lane / kReachLanes, args.seqlen_k - 1) * args.k_stride_row;
     longest = fmaxf(longest, length_of(multiply_rows(key, key)));
   }
   longest = largest_of_warp(longest);
@@ -1213,8 +1218,8 @@ extern "C" __global__ void __launch_bounds__(kReachThreads)
   const int first_row = tile * kReachRows + int(threadIdx.x) / 32 * kReachOf, lane = int(threadIdx.x) % 32;
   if (first_row >= args.seqlen_q) return;
   const int end_row = args.seqlen_k > 0 ? min(first_row + kReachOf, args.seqlen_q) : first_row;
-  const Element* const queries = args.q + batch * args.q_stride_batch + head * args.q_stride_head;
-  const Element* const keys = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
+  const float* const queries = args.q + batch * args.q_stride_batch + head * args.q_stride_head;
+  const float* const keys = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
   float longest = 0.0f;
   for (int i = lane; i < (args.seqlen_k + kLongestOf - 1) / kLongestOf; i += 32) {
     longest = fmaxf(longest, key_lengths_of(args, batch, kv_head)[i]);
@@ -1228,7 +1233,7 @@ extern "C" __global__ void __launch_bounds__(kReachThreads)
   for (int i = first_row; i < end_row; i += 32 / kReachLanes) {
     const int row = min(i + lane / kReachLanes, end_row - 1);
     const int place = row + args.seqlen_k - args.seqlen_q, next = max(place, 0);
-    const Element* const query = queries + row * args.q_stride_row;
+    const float* const query = queries + row * args.q_stride_row;
     const float own = scale * multiply_rows(query, keys + next * args.k_stride_row);
     // A thousandth more, for what rounding takes.
     const float most = 1.001f * fabsf(scale) * longest * length_of(multiply_rows(query, query));
@@ -1436,4 +1441,4 @@ extern "C" int attention_f32_d64_alibi(const AttentionArgs* args, cudaStream_t s
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "scoring": {"alibi": true}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 128, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 96, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "left_out", "copiers": 1, "k_stages": 2, "v_stages": 2, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 16, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d64_alibi", "launches": [{"threads": 128, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "key_lengths", "of_keys": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "reach", "dependent": true}, {"threads": 384, "smem_bytes": 132096, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 96, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 96, "columns": 32, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "2f36a25b2e09261d", "figures": [1605, 968]}
+// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "scoring": {"alibi": true}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 128, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 96, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "left_out", "copiers": 1, "k_stages": 2, "v_stages": 2, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 16, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d64_alibi", "launches": [{"threads": 128, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "key_lengths", "of_keys": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "reach", "dependent": true}, {"threads": 384, "smem_bytes": 132096, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 96, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 96, "columns": 32, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "259c25c485d0eb38", "figures": [1605, 968]}

@@ -100,6 +100,7 @@ KERNELS: tuple[Tuned, ...] = (
             "family": "simt",
             "br": 256,
             "workspace_splits": 1,
+            "far_keys": "walked",
             "threads_per_block": 128,
             "lanes": 4,
             "bc": 48,

@@ -100,6 +100,7 @@ KERNELS: tuple[Tuned, ...] = (
             "family": "simt",
             "br": 160,
             "workspace_splits": 1,
+            "far_keys": "walked",
             "threads_per_block": 256,
             "lanes": 16,
             "bc": 128,

@@ -23,7 +23,16 @@ from math import ceil
 from ...gen.limits import MEMORY_LATENCY_NS, PORTABLE_CLUSTER, WARP, DeviceLimits
 from ...gen.problem import ITEM_BYTES, Problem
 from ...gen.work import SCHEDULERS, BlockWork, Counts
-from .prediction import Prediction, combine_us, join, next_launch_us, reread_part, stretch, written_back_bytes
+from .prediction import (
+    Prediction,
+    combine_us,
+    in_front_us,
+    join,
+    next_launch_us,
+    reread_part,
+    stretch,
+    written_back_bytes,
+)
 
 
 @dataclass(frozen=True)
@@ -180,8 +189,11 @@ def predict_blocks(
         coefficients.l2_bytes_per_cycle,
         next_launch_us(limits) + coefficients.share_us * work.shares,
     )
+    in_front = in_front_us(work, limits, coefficients.dram_efficiency)
+    if in_front:
+        parts["launches in front"] = in_front
     return Prediction(
-        median_us=busy + coefficients.launch_us + combining,
+        median_us=busy + coefficients.launch_us + combining + in_front,
         limiter=max(parts, key=lambda name: parts[name]),
         parts_us=parts,
         blocks_per_sm=resident,

@@ -10,6 +10,7 @@ from functools import lru_cache
 from ...gen.launch import DEPENDENT_ARCH
 from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
+from ...gen.work import Work
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,13 @@ def combine_us(left_bytes: float, limits: DeviceLimits, bytes_per_cycle: float, 
     if not left_bytes:
         return 0.0
     return waited_us + 2 * left_bytes / (bytes_per_cycle * limits.num_sms * limits.clock_mhz)
+
+
+def in_front_us(work: Work, limits: DeviceLimits, efficiency: float) -> float:
+    """Returns the microseconds of the launches in front of a kernel's blocks, which device memory bounds, of
+    whose throughput they have such a part; 0 where there are none."""
+    moved = work.bytes_in_front / (1e3 * limits.dram_gbps * efficiency)
+    return moved + work.launches_in_front * next_launch_us(limits)
 
 
 def written_back_bytes(problem: Problem, limits: DeviceLimits, moved: float) -> float:

@@ -23,6 +23,7 @@ from ...gen.problem import ITEM_BYTES, Problem
 from .prediction import (
     Prediction,
     combine_us,
+    in_front_us,
     join,
     next_launch_us,
     reread_part,
@@ -166,8 +167,7 @@ def predict_groups(
         coefficients.left_bytes_per_cycle,
         next_launch_us(limits) + coefficients.share_us * work.shares,
     )
-    in_front = work.bytes_in_front / (1e3 * limits.dram_gbps * coefficients.dram_efficiency)
-    in_front += work.launches_in_front * next_launch_us(limits)
+    in_front = in_front_us(work, limits, coefficients.dram_efficiency)
     if in_front:
         parts["launches in front"] = in_front
     return Prediction(

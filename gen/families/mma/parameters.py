@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import floor
 
 from ...columns import least
+from ...handover.reach import FAR_KEYS, LEFT_OUT, WALKED
 from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...scoring.values import keys_in_reach
@@ -77,6 +78,7 @@ class Parameters(Variant):
         False, True, doc="3xtf32: split Q for each tile of keys, which halves its shared memory", implied=True
     )
     stages: int = param(2, 1, 3, 4, doc="K/V tiles in shared memory; 1: K and V are fetched in turns")
+    far_keys: str = param(WALKED, LEFT_OUT, doc=FAR_KEYS, implied=True)
     evict_first: bool = param(
         False, True, doc="what is copied leaves L2 before anything else does", implied=True
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from ...handover.reach import bytes_read_in_front, reaches_of_heads
 from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...scored_tiles.change import changed_tile
@@ -57,7 +58,8 @@ def mma_work(variant: Mma, problem: Problem, limits: DeviceLimits) -> BlockWork:
     """Returns the work of a kernel of this family on a problem and a card."""
     packed = problem.group if variant.pack_heads else 1
     row_warps = variant.warps // variant.key_warps
-    walks = walk_tiles(problem, variant.br, variant.bc, row_warps, skips=True, packed=packed)
+    reaches = reaches_of_heads(problem) if variant.leaves_far_keys_out else ()
+    walks = walk_tiles(problem, variant.br, variant.bc, row_warps, skips=True, packed=packed, reaches=reaches)
     heads = heads_alike(problem) // packed
     shares = variant.splits * variant.workspace_splits
     wanted = (
@@ -100,6 +102,8 @@ def mma_work(variant: Mma, problem: Problem, limits: DeviceLimits) -> BlockWork:
         left_bytes=variant.left_bytes(problem),
         shares=variant.workspace_splits,
         evicts_first=variant.evict_first,
+        launches_in_front=len(variant.launches_in_front(problem)),
+        bytes_in_front=bytes_read_in_front(problem) if reaches else 0.0,
         pace=PADDED_PACE if variant.layout == PADDED and problem.head_dim >= PADDED_COLUMNS else 1.0,
     )
 

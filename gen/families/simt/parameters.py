@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...handover.reach import FAR_KEYS, LEFT_OUT, WALKED
 from ...limits import WARP, DeviceLimits
 from ...problem import Problem
 from ...shared_memory.tiles import (
@@ -37,6 +38,7 @@ class Parameters(Variant):
         doc="blocks that share the keys of a tile of rows by way of the workspace",
         implied=True,
     )
+    far_keys: str = param(WALKED, LEFT_OUT, doc=FAR_KEYS, implied=True)
     threads_per_block: int = param(128, 32, 64, 96, 160, 192, 224, 256, doc="threads per block")
     lanes: int = param(8, 4, 16, doc="lanes of a warp side by side along keys and head dim")
     bc: int = param(64, 8, 16, 32, 40, 48, 56, 80, 96, 104, 128, doc="keys per tile")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from operator import index
 
 from ...columns import least
+from ...handover.reach import why_not_left_out
 from ...handover.split_keys import no_need_to_split, splits_too_little
 from ...limits import KIB, WARP, DeviceLimits
 from ...problem import Problem
@@ -245,6 +246,15 @@ class RuledParameters(Parameters):
         if warps < wanted:
             return f"{warps} warps per SM promised, {wanted} wanted to hide latencies"
         return None
+
+    @rule("combination", after="far_keys")
+    def _far_keys_have_no_weight(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if not self.leaves_far_keys_out:
+            return None
+        reason = why_not_left_out(problem)
+        if not reason and self.workspace_splits > 1:
+            reason = "not made for blocks that share keys"
+        return f"far_keys={self.far_keys}: {reason}" if reason else None
 
     @rule("block order", after="block_order", advisory=True)
     def _blocks_differ(self, problem: Problem, limits: DeviceLimits) -> str | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import log2
 
+from ...handover.reach import bytes_read_in_front, reaches_of_heads
 from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...scored_tiles.change import scaled_change
@@ -65,7 +66,8 @@ def simt_work(variant: Simt, problem: Problem, limits: DeviceLimits) -> BlockWor
         # Within an unrolled body the compiler reads ahead; each body starts with a wait.
         shared_waits=(steps_s + steps_o) / variant.unroll + 2 * log2(variant.lanes) + 3 * variant.p_passes,
     )
-    walks = walk_tiles(problem, variant.br, bc, variant.warps, skips=True)
+    reaches = reaches_of_heads(problem) if variant.leaves_far_keys_out else ()
+    walks = walk_tiles(problem, variant.br, bc, variant.warps, skips=True, reaches=reaches)
     if (splits := variant.workspace_splits) > 1:
         wanted = variant.wanted_blocks(limits) // heads_alike(problem) if problem.layout.is_packed else None
         walks = shared_walks(walks, splits, wanted=wanted)
@@ -89,6 +91,8 @@ def simt_work(variant: Simt, problem: Problem, limits: DeviceLimits) -> BlockWor
         heads_interleaved=variant.block_order == "heaviest_first",
         left_bytes=variant.left_bytes(problem),
         shares=variant.workspace_splits,
+        launches_in_front=len(variant.launches_in_front(problem)),
+        bytes_in_front=bytes_read_in_front(problem) if reaches else 0.0,
         loop_instructions=products + compute.alu + compute.exp + compute.shuffles + moves,
     )
 

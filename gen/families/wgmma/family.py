@@ -50,7 +50,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ...expression import Constant, loads_of
-from ...handover.reach import LENGTH_KEYS, REACH_ROWS, REACH_THREADS, reach_launches, reach_regions
 from ...handover.split_tiles import (
     ARRAYS_OF_OUTPUTS,
     TILE_ROWS,
@@ -61,7 +60,7 @@ from ...handover.split_tiles import (
 )
 from ...handover.value_tiles import VALUE_TILE_THREADS, value_region, value_tile_launch
 from ...handover.workspace import Region, Workspace
-from ...launch import MAIN_ROLE, Launch
+from ...launch import Launch
 from ...layout import DENSE, PACKED, PACKED_PAGED, PAGED
 from ...limits import DeviceLimits
 from ...problem import EIGHT, Problem
@@ -162,17 +161,12 @@ class Wgmma(AdvisedParameters):
             wanted_blocks=self.wanted_by_plan(problem, limits),
         )
 
-    def launches(self, problem: Problem, limits: DeviceLimits) -> tuple[Launch, ...]:
-        made = super().launches(problem, limits)
-        in_front: tuple[Launch, ...] = ()
+    def launches_in_front(self, problem: Problem) -> tuple[Launch, ...]:
         if self.splits_in_front:
-            in_front = walked_tile_launches(self.bc)
-        elif self.turns_values_in_front:
-            in_front = (value_tile_launch(self.bc),)
-        elif self.leaves_far_keys_out:
-            in_front = reach_launches()
-        main = next(i for i, each in enumerate(made) if each.role == MAIN_ROLE)
-        return (*made[:main], *in_front, *made[main:])
+            return walked_tile_launches(self.bc)
+        if self.turns_values_in_front:
+            return (value_tile_launch(self.bc),)
+        return super().launches_in_front(problem)
 
     def workspace_of(self, problem: Problem, main: Launch) -> Workspace | None:
         if self.splits_in_front:
@@ -183,8 +177,6 @@ class Wgmma(AdvisedParameters):
             regions.append(Region("o_sums", Constant(floats), "outputs so far"))
         if self.turns_values_in_front:
             regions.append(value_region(self.bc, value_bytes(self, problem)))
-        if self.leaves_far_keys_out:
-            regions += reach_regions()
         if regions:
             return Workspace(tuple(regions))
         return super().workspace_of(problem, main)
@@ -242,8 +234,5 @@ class Wgmma(AdvisedParameters):
             "converters": CONVERTERS,
             "converted_together": CONVERTED_TOGETHER,
             "value_threads": VALUE_TILE_THREADS,
-            "reach_threads": REACH_THREADS,
-            "length_keys": LENGTH_KEYS,
-            "reach_rows": REACH_ROWS,
             "summed_tiles": max(1, SEGMENT_KEYS // self.bc),
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...handover.reach import FAR_KEYS, LEFT_OUT, WALKED
 from ...limits import DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...scored_tiles.arrays import TileArray, met_by, tile_arrays
@@ -25,8 +26,6 @@ IN_PLACE, IN_FRONT = "in_place", "in_front"
 SEGMENTS = "segments"
 #: Keys of a segment: of values of one sign tensor cores cut off up to a twenty-fifth of their sum.
 SEGMENT_KEYS = 2048
-#: What is done about keys that slopes leave no weight.
-WALKED, LEFT_OUT = "walked", "left_out"
 #: How hyperbolic tangents of scores are taken.
 POLYNOMIAL, UNIT, MIXED, CUBIC, QUINTIC = "polynomial", "unit", "mixed", "cubic", "quintic"
 
@@ -104,7 +103,7 @@ class Parameters(Variant):
     far_keys: str = param(
         WALKED,
         LEFT_OUT,
-        doc="keys so far off that slopes leave them no weight: walked, or left out by lengths of rows",
+        doc=FAR_KEYS,
         implied=True,
     )
     copiers: int = param(1, 2, 4, doc="warps that copy a tile's pieces of pages", implied=True)
@@ -168,11 +167,6 @@ class Parameters(Variant):
     def turns_values_in_front(self) -> bool:
         """Whether a launch in front leaves values as products read them, which blocks copy as they lie."""
         return self.values == IN_FRONT
-
-    @property
-    def leaves_far_keys_out(self) -> bool:
-        """Whether launches in front find how far from their places rows must look."""
-        return self.far_keys == LEFT_OUT
 
     def keeps_sums(self) -> bool:
         """Whether sums of several tiles' outputs wait in memory for the others."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...handover.reach import why_not_left_out
 from ...layout import DENSE
 from ...limits import DeviceLimits
 from ...problem import EIGHT, ITEM_BYTES, Problem
 from ...scored_tiles.arrays import tile_arrays
-from ...scoring.asked import Scoring
 from ...variant import rule
 from ..shared_rules import why_not_both_ways, why_not_swizzled
 from .caps import why_no_such_tangent
@@ -30,8 +30,6 @@ from .shared_memory import (
     staged_chunk,
 )
 
-#: What far keys are left out of: nothing may press them down but slopes, nor hide the one at a row's place.
-ALIBI_ALONE = Scoring(alibi=True)
 #: Keys that one product of weights of eight bits takes: 32 bytes.
 EIGHT_BITS_DEPTH = 32
 
@@ -103,16 +101,12 @@ class RuledParameters(Parameters):
     def _far_keys_have_no_weight(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if not self.leaves_far_keys_out:
             return None
-        what = f"far_keys={self.far_keys}"
-        if problem.scoring != ALIBI_ALONE:
-            return f"{what}: slopes alone must press them down, and no mask but a causal one hide others"
-        if problem.has_scales:
-            return f"{what}: not made for {problem.dtype}"
-        if self.splits_in_front:
-            return f"{what}: not made for split={self.split}"
-        if self.pack_heads or self.cluster > 1 or self.key_shares() > 1:
-            return f"{what}: not made for blocks of several heads, nor for such as share keys"
-        return self._why_not_whole(problem, what)
+        reason = why_not_left_out(problem)
+        if not reason and self.splits_in_front:
+            reason = f"not made for split={self.split}"
+        if not reason and (self.pack_heads or self.cluster > 1 or self.key_shares() > 1):
+            reason = "not made for blocks of several heads, nor for such as share keys"
+        return f"far_keys={self.far_keys}: {reason}" if reason else None
 
     @rule("combination", after="promotion")
     def _sums_are_kept(self, problem: Problem, limits: DeviceLimits) -> str | None:

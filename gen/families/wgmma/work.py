@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ...handover.reach import mean_tiles_in_reach, reaches_of_heads
+from ...handover.reach import bytes_read_in_front, mean_tiles_in_reach, reaches_of_heads
 from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...scored_tiles.arrays import met_by
@@ -136,11 +136,6 @@ class GroupWork(Work):
     warp."""
     late_outputs: float = 0.0
     """Part of a tile's outputs whose products a warpgroup starts only once others of them have ended."""
-    launches_in_front: int = 0
-    """Launches that split float32, turn values of eight bits or find which keys are in reach, before blocks
-    begin."""
-    bytes_in_front: float = 0.0
-    """Bytes that they read and write."""
     asked_slots: float = 0.0
     """Issue slots of a consumer's warp that masks and changes of scores take for a tile."""
     asked_functions: float = 0.0
@@ -207,7 +202,8 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
             variant, problem, scores
         )
     if reaches:
-        split |= _found_in_front(problem)
+        in_front = len(variant.launches_in_front(problem))
+        split |= {"launches_in_front": in_front, "bytes_in_front": bytes_read_in_front(problem)}
     return GroupWork(
         groups=groups,
         score_cycles=flops * (products * d * score_size + ramp) / WGMMA_FLOPS_PER_CLOCK,
@@ -426,13 +422,6 @@ def _split_in_front(variant: Wgmma, problem: Problem, scores: float) -> tuple[fl
         "launches_in_front": 2,
         "bytes_in_front": item * (read + written),
     }
-
-
-def _found_in_front(problem: Problem) -> dict[str, Any]:
-    """What launches cost that find how far rows look: they read queries, and keys twice."""
-    rows = problem.num_q_heads * problem.seqlen_q + 2 * problem.num_kv_heads * problem.seqlen_k
-    read = ITEM_BYTES[problem.dtype] * problem.batch * rows * problem.head_dim
-    return {"launches_in_front": 2, "bytes_in_front": read}
 
 
 def _copies(variant: Wgmma, problem: Problem) -> float:

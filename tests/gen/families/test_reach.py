@@ -1,4 +1,4 @@
-"""Keys that slopes leave no weight, left out by Hopper kernels: on the emulated card, beside float64."""
+"""Keys that slopes leave no weight, left out by kernels: on emulated cards, beside float64."""
 
 from __future__ import annotations
 
@@ -7,27 +7,37 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flashgen.gen.families.mma.family import Mma
+from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.scoring.asked import Scoring
-from flashgen.gen.variant import Illegal
+from flashgen.gen.variant import Illegal, Variant
 from flashgen.gen.work import count_work
+from flashgen.tuner.predict.prior import prior_of
 
 from tests.support.emulated import inputs, needs_compiler
-from tests.support.scored_attention import SCALE, assert_close, attend, built, is_legal
+from tests.support.scored_attention import SCALE, assert_close, attend, built
 
 H200 = preset("h200")
 #: The largest errors, by type.
 NUMBERS = {"f16": 2e-3, "bf16": 2e-2, "f32": 5e-5}
 MAIN = Wgmma(br=128, bc=32, far_keys="left_out")
-#: Both schedules, blocks of one tile and of several, Q in registers and a narrow last tile.
-WALKS = {
-    "overlapped": MAIN,
-    "chained": replace(MAIN, schedule="chained", order_of_groups="products", bc=16),
-    "three groups": replace(MAIN, br=192, rescale="always", persistent=False),
-    "one group": replace(MAIN, br=64, section=0, persistent=False, q_in_registers=True),
-    "tail": replace(MAIN, br=64, bc=48, tail=16),
+TENSOR = Mma(br=64, bc=32, far_keys="left_out")
+THREADS = Simt(br=64, bc=32, far_keys="left_out")
+#: On Hopper both schedules, blocks of one tile and of several, Q in registers and a narrow last tile; warps
+#: that multiply by tensor cores, float32 in both kinds of parts, and CUDA cores.
+WALKS: dict[str, tuple[Variant, str]] = {
+    "overlapped": (MAIN, "h200"),
+    "chained": (replace(MAIN, schedule="chained", order_of_groups="products", bc=16), "h200"),
+    "three groups": (replace(MAIN, br=192, rescale="always", persistent=False), "h200"),
+    "one group": (replace(MAIN, br=64, section=0, persistent=False, q_in_registers=True), "h200"),
+    "tail": (replace(MAIN, br=64, bc=48, tail=16), "h200"),
+    "warps": (TENSOR, "a100"),
+    "warps, one stage": (replace(TENSOR, br=128, stages=1, layout="swizzled", parts="f16"), "t4"),
+    "threads": (THREADS, "gtx-1080"),
+    "threads, two stages": (replace(THREADS, br=32, stages=2, block_order="heaviest_first"), "a100"),
 }
 #: Of rows and keys: ragged; more rows than keys, of which some see nothing under a causal mask; more keys.
 SHAPES = ((300, 300), (200, 75), (70, 500))
@@ -58,16 +68,26 @@ def case_of(problem: Problem, rows: int, keys: int):
     return inputs(problem, rows, keys, SCALE, batch=problem.batch, **heads)
 
 
+def is_legal(walk: str, problem: Problem) -> bool:
+    variant, card = WALKS[walk]
+    try:
+        variant.check(problem, preset(card))
+    except Illegal:
+        return False
+    return True
+
+
 def cases():
     every = [(w, d, c) for w in WALKS for d in NUMBERS for c in (False, True)]
-    return [each for each in every if is_legal(WALKS[each[0]], problem_of(each[1], causal=each[2]))]
+    return [each for each in every if is_legal(each[0], problem_of(each[1], causal=each[2]))]
 
 
 @needs_compiler
 @pytest.mark.parametrize(("walk", "dtype", "causal"), cases())
 def test_what_is_left_out_is_not_missed(walk: str, dtype: str, causal: bool) -> None:
     problem = problem_of(dtype, causal=causal)
-    build = built(WALKS[walk], problem)
+    variant, card = WALKS[walk]
+    build = built(variant, problem, card)
     for slopes in ((STEEP, SLIGHT, LEVEL, 1.0), (STEEP,)):
         for rows, keys in SHAPES:
             found, expected = attend(build, rows, keys, slopes_of(problem, *slopes))
@@ -76,14 +96,19 @@ def test_what_is_left_out_is_not_missed(walk: str, dtype: str, causal: bool) -> 
 
 @needs_compiler
 @pytest.mark.parametrize("causal", (False, True))
-def test_keys_out_of_reach_are_not_read(causal: bool) -> None:
+@pytest.mark.parametrize("walk", ("overlapped", "warps", "threads"))
+def test_keys_out_of_reach_are_not_read(walk: str, causal: bool) -> None:
     """Values that are no numbers would reach every row that walks their tile, whatever their weight."""
-    problem, rows = problem_of(causal=causal), 512
+    left_out, card = WALKS[walk]
+    dtype = "f32" if walk == "threads" else "bf16"
+    problem, rows = problem_of(dtype, causal=causal), 512
     q, k, v = case_of(problem, rows, rows)
     spoiled = np.array(v)
     spoiled[:, :, 300:332] = np.nan
-    for variant, sees in ((MAIN, False), (replace(MAIN, far_keys="walked"), True)):
-        found, _ = attend(built(variant, problem), rows, rows, slopes_of(problem, STEEP), (q, k, spoiled))
+    for variant, sees in ((left_out, False), (replace(left_out, far_keys="walked"), True)):
+        found, _ = attend(
+            built(variant, problem, card), rows, rows, slopes_of(problem, STEEP), (q, k, spoiled)
+        )
         o = np.asarray(found[0], np.float32)
         assert np.isfinite(o[:, :, :128]).all() or not causal
         # Rows from 384 on are of another tile than those keys, which are more than their reach away.
@@ -170,28 +195,38 @@ def test_the_workspace_has_what_is_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "changed", "words"),
+    ("walk", "more", "changed", "words"),
     (
-        ({"scoring": Scoring(alibi=True, softcap=30.0)}, {}, "slopes alone must press them down"),
-        ({"scoring": Scoring(alibi=True, window=(9, 0))}, {}, "slopes alone must press them down"),
-        ({"scoring": Scoring()}, {}, "slopes alone must press them down"),
-        ({}, {"cluster": 2}, "nor for such as share keys"),
-        ({}, {"pack_heads": True, "persistent": False}, "blocks of several heads"),
-        ({}, {"splits": 2, "persistent": False}, "nor for such as share keys"),
+        ("overlapped", {"scoring": Scoring(alibi=True, softcap=30.0)}, {}, "slopes alone must press"),
+        ("overlapped", {"scoring": Scoring(alibi=True, window=(9, 0))}, {}, "slopes alone must press"),
+        ("warps", {"scoring": Scoring()}, {}, "slopes alone must press them down"),
+        ("threads", {"scoring": Scoring(alibi=True, lengths=True)}, {}, "slopes alone must press"),
+        ("overlapped", {}, {"cluster": 2}, "nor for such as share keys"),
+        ("overlapped", {}, {"pack_heads": True, "persistent": False}, "blocks of several heads"),
+        ("overlapped", {}, {"splits": 2, "persistent": False}, "nor for such as share keys"),
+        ("warps", {}, {"heads": 2, "q_in_registers": False}, "blocks of several heads"),
+        ("warps", {}, {"key_warps": 2, "br": 16}, "such as share keys"),
+        ("threads", {"dtype": "f32"}, {"workspace_splits": 2}, "blocks that share keys"),
+        ("warps", {"page_size": 16}, {}, "lie there whole"),
+        ("threads", {"dtype": "f32", "varlen": "uniform:8-99"}, {}, "lie there whole"),
     ),
 )
-def test_where_it_is_not_made(more: dict[str, Any], changed: dict[str, Any], words: str) -> None:
-    problem = replace(problem_of(), **more)
+def test_where_it_is_not_made(walk: str, more: dict[str, Any], changed: dict[str, Any], words: str) -> None:
+    variant, card = WALKS[walk]
+    problem = replace(problem_of("f32" if walk == "threads" else "bf16"), **more)
     with pytest.raises(Illegal, match=words):
-        replace(MAIN, **changed).check(problem, H200)
+        replace(variant, **changed).check(problem, preset(card))
 
 
-def test_less_is_walked() -> None:
-    problem = problem_of(
-        causal=True, head_dim=64, num_q_heads=32, num_kv_heads=32, seqlen_q=8192, seqlen_k=8192
-    )
+@pytest.mark.parametrize("walk", ("overlapped", "warps", "threads"))
+def test_less_is_walked(walk: str) -> None:
+    heads = {"num_q_heads": 32, "num_kv_heads": 32, "head_dim": 64}
+    dtype = "f32" if walk == "threads" else "bf16"
+    problem = problem_of(dtype, causal=True, **heads, seqlen_q=8192, seqlen_k=8192)
+    variant, card = WALKS[walk]
     left, walked = (
-        count_work(replace(MAIN, bc=128, far_keys=each), problem, H200) for each in ("left_out", "walked")
+        count_work(replace(variant, far_keys=each), problem, preset(card)) for each in ("left_out", "walked")
     )
-    assert left.tiles < 0.6 * walked.tiles and max(left.walks) < max(walked.walks)
     assert left.launches_in_front == 2 and left.bytes_in_front > 0 == walked.bytes_in_front
+    prior = prior_of(problem, preset(card))
+    assert prior(variant) < 0.7 * prior(replace(variant, far_keys="walked"))
