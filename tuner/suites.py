@@ -72,6 +72,7 @@ def _masks() -> tuple[Workload, ...]:
         workload("softcap30-d128-8192c", "bf16", 2, 16, 8192, 128, True, softcap=30.0),
         workload("softcap50-d256-8192c", "bf16", 2, 8, 8192, 256, True, softcap=50.0),
         workload("alibi-d64-8192c", "bf16", 2, 32, 8192, 64, True, alibi=True),
+        workload("alibi-d128-8192c", "bf16", 2, 16, 8192, 128, True, alibi=True),
         workload("relbias-d128-8192c", "bf16", 2, 16, 8192, 128, True, score=RELATIVE_BIAS),
         workload("document16-d128-16384c", "bf16", 1, 16, 16384, 128, True, documents=16),
         workload("sink-d64-8192c-gqa4-windowNone", "bf16", 2, (32, 8), 8192, 64, True, sinks=True),
