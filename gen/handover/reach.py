@@ -33,7 +33,8 @@ ALIBI_ALONE = Scoring(alibi=True)
 REACH_THREADS, LENGTH_KEYS, REACH_ROWS = 128, 16, 64
 #: The regions of a workspace that they leave.
 KEY_LENGTHS, REACHES = "key_lengths", "reaches"
-#: Powers of two by which what is left out lies below what is known: those of float32, and one for both sides.
+#: Powers of two by which what is left out lies below what is known, as the launch has it: those of float32,
+#: and one for both sides.
 DEPTH = 25.0
 #: Of rows of random numbers, how much longer than their mean length the longest of many are, and how far
 #: below nothing the least of some products of two rows is, in deviations of each.

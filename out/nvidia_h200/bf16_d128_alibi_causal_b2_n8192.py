@@ -245,7 +245,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = ScoredAttention(KERNELS, operator="attention_bf16_d128_alibi_3a34d19f")
+_bound = ScoredAttention(KERNELS, operator="attention_bf16_d128_alibi_b6d21cda")
 attention, explain, use, register_torch = _bound.attention, _bound.explain, _bound.use, _bound.register_torch
 sdpa, register_transformers = _bound.sdpa, _bound.register_transformers
 

@@ -465,13 +465,15 @@ __device__ __forceinline__ float change_score(
 
 // Where the lengths of a head's keys are, of every kLongestOf rows the longest.
 __device__ __forceinline__ float* key_lengths_of(const AttentionArgs& args, int batch, int kv_head) {
-  return args.workspace + (1LL * batch * args.num_kv_heads + kv_head) * ((args.seqlen_k + kLongestOf - 1) / kLongestOf);
+  const int num_lengths = (args.seqlen_k + kLongestOf - 1) / kLongestOf;
+  return args.workspace + (1LL * batch * args.num_kv_heads + kv_head) * num_lengths;
 }
 
 // Where it is said how far from their places a head's rows must look for keys, of every kReachOf of them.
 __device__ __forceinline__ int* reaches_of(const AttentionArgs& args, int batch, int head) {
-  int* const reaches = reinterpret_cast<int*>(args.workspace + (args.batch * args.num_kv_heads * ((args.seqlen_k + 15) / 16) + 63) / 64 * 64);
-  return reaches + (1LL * batch * args.num_q_heads + head) * ((args.seqlen_q + kReachOf - 1) / kReachOf);
+  const long long begin = ((1LL * args.batch) * args.num_kv_heads * ((args.seqlen_k + 15) / 16) + 63) / 64 * 64;
+  const int num_reaches = (args.seqlen_q + kReachOf - 1) / kReachOf;
+  return reinterpret_cast<int*>(args.workspace + begin) + (1LL * batch * args.num_q_heads + head) * num_reaches;
 }
 
 // Of tiles [first_tile, last_tile) of keys keeps those that a block's rows reach.
@@ -1167,7 +1169,9 @@ __device__ __forceinline__ float multiply_rows(const float* first, const float* 
     const Elements a = *reinterpret_cast<const Elements*>(first + x);
     const Elements b = *reinterpret_cast<const Elements*>(second + x);
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) sum = fmaf(a.at[i], b.at[i], sum);
+    for (int i = 0; i < kVec; ++i) {
+      sum = fmaf(a.at[i], b.at[i], sum);
+    }
   }
 #pragma unroll
   for (int bit = 1; bit < kReachLanes; bit *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, bit);
@@ -1198,7 +1202,8 @@ extern "C" __global__ void __launch_bounds__(kReachThreads)
   float longest = 0.0f;
 #pragma unroll
   for (int i = 0; i < kLongestOf; i += 32 / kReachLanes) {
-    const float* const key = keys + min(first_key + i + lane / kReachLanes, args.seqlen_k - 1) * args.k_stride_row;
+    const int nth = min(first_key + i + lane / kReachLanes, args.seqlen_k - 1);
+    const float* const key = keys + nth * args.k_stride_row;
     longest = fmaxf(longest, length_of(multiply_rows(key, key)));
   }
   longest = largest_of_warp(longest);
@@ -1214,7 +1219,8 @@ extern "C" __global__ void __launch_bounds__(kReachThreads)
   let_next_launch_begin();
   const int tiles = (args.seqlen_q + kReachRows - 1) / kReachRows;
   const int tile = int(blockIdx.x) % tiles, head = int(blockIdx.x) / tiles % args.num_q_heads;
-  const int batch = int(blockIdx.x) / tiles / args.num_q_heads, kv_head = head / (args.num_q_heads / args.num_kv_heads);
+  const int batch = int(blockIdx.x) / tiles / args.num_q_heads;
+  const int kv_head = head / (args.num_q_heads / args.num_kv_heads);
   const int first_row = tile * kReachRows + int(threadIdx.x) / 32 * kReachOf, lane = int(threadIdx.x) % 32;
   if (first_row >= args.seqlen_q) return;
   const int end_row = args.seqlen_k > 0 ? min(first_row + kReachOf, args.seqlen_q) : first_row;
@@ -1441,4 +1447,4 @@ extern "C" int attention_f32_d64_alibi(const AttentionArgs* args, cudaStream_t s
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "scoring": {"alibi": true}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 128, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 96, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "left_out", "copiers": 1, "k_stages": 2, "v_stages": 2, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 16, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d64_alibi", "launches": [{"threads": 128, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "key_lengths", "of_keys": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "reach", "dependent": true}, {"threads": 384, "smem_bytes": 132096, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 96, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 96, "columns": 32, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "259c25c485d0eb38", "figures": [1605, 968]}
+// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "scoring": {"alibi": true}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 128, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 96, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "left_out", "copiers": 1, "k_stages": 2, "v_stages": 2, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 16, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d64_alibi", "launches": [{"threads": 128, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "key_lengths", "of_keys": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "reach", "dependent": true}, {"threads": 384, "smem_bytes": 132096, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 96, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 96, "columns": 32, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "4f30828b69d8f419", "figures": [1605, 968]}

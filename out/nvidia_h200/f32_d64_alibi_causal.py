@@ -247,7 +247,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = ScoredAttention(KERNELS, operator="attention_f32_d64_alibi_259c25c4")
+_bound = ScoredAttention(KERNELS, operator="attention_f32_d64_alibi_4f30828b")
 attention, explain, use, register_torch = _bound.attention, _bound.explain, _bound.use, _bound.register_torch
 sdpa, register_transformers = _bound.sdpa, _bound.register_transformers
 

@@ -100,12 +100,7 @@ class Parameters(Variant):
         doc="what a mask hides of single keys comes as bits, left with the lists of tiles",
         implied=True,
     )
-    far_keys: str = param(
-        WALKED,
-        LEFT_OUT,
-        doc=FAR_KEYS,
-        implied=True,
-    )
+    far_keys: str = param(WALKED, LEFT_OUT, doc=FAR_KEYS, implied=True)
     copiers: int = param(1, 2, 4, doc="warps that copy a tile's pieces of pages", implied=True)
     k_stages: int = param(2, 1, 3, 4, doc="K tiles in shared memory")
     v_stages: int = param(2, 1, 3, 4, doc="V tiles in shared memory")

@@ -383,13 +383,15 @@ __device__ __forceinline__ float change_score(
 
 // Where the lengths of a head's keys are, of every kLongestOf rows the longest.
 __device__ __forceinline__ float* key_lengths_of(const AttentionArgs& args, int batch, int kv_head) {
-  return args.workspace + (1LL * batch * args.num_kv_heads + kv_head) * ((args.seqlen_k + kLongestOf - 1) / kLongestOf);
+  const int num_lengths = (args.seqlen_k + kLongestOf - 1) / kLongestOf;
+  return args.workspace + (1LL * batch * args.num_kv_heads + kv_head) * num_lengths;
 }
 
 // Where it is said how far from their places a head's rows must look for keys, of every kReachOf of them.
 __device__ __forceinline__ int* reaches_of(const AttentionArgs& args, int batch, int head) {
-  int* const reaches = reinterpret_cast<int*>(args.workspace + (args.batch * args.num_kv_heads * ((args.seqlen_k + 15) / 16) + 63) / 64 * 64);
-  return reaches + (1LL * batch * args.num_q_heads + head) * ((args.seqlen_q + kReachOf - 1) / kReachOf);
+  const long long begin = ((1LL * args.batch) * args.num_kv_heads * ((args.seqlen_k + 15) / 16) + 63) / 64 * 64;
+  const int num_reaches = (args.seqlen_q + kReachOf - 1) / kReachOf;
+  return reinterpret_cast<int*>(args.workspace + begin) + (1LL * batch * args.num_q_heads + head) * num_reaches;
 }
 
 // Of tiles [first_tile, last_tile) of keys keeps those that a block's rows reach.
@@ -989,7 +991,9 @@ __device__ __forceinline__ float multiply_rows(const Element* first, const Eleme
     const Elements a = *reinterpret_cast<const Elements*>(first + x);
     const Elements b = *reinterpret_cast<const Elements*>(second + x);
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) sum = fmaf(__bfloat162float(a.at[i]), __bfloat162float(b.at[i]), sum);
+    for (int i = 0; i < kVec; ++i) {
+      sum = fmaf(__bfloat162float(a.at[i]), __bfloat162float(b.at[i]), sum);
+    }
   }
 #pragma unroll
   for (int bit = 1; bit < kReachLanes; bit *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, bit);
@@ -1020,7 +1024,8 @@ extern "C" __global__ void __launch_bounds__(kReachThreads)
   float longest = 0.0f;
 #pragma unroll
   for (int i = 0; i < kLongestOf; i += 32 / kReachLanes) {
-    const Element* const key = keys + min(first_key + i + lane / kReachLanes, args.seqlen_k - 1) * args.k_stride_row;
+    const int nth = min(first_key + i + lane / kReachLanes, args.seqlen_k - 1);
+    const Element* const key = keys + nth * args.k_stride_row;
     longest = fmaxf(longest, length_of(multiply_rows(key, key)));
   }
   longest = largest_of_warp(longest);
@@ -1036,7 +1041,8 @@ extern "C" __global__ void __launch_bounds__(kReachThreads)
   let_next_launch_begin();
   const int tiles = (args.seqlen_q + kReachRows - 1) / kReachRows;
   const int tile = int(blockIdx.x) % tiles, head = int(blockIdx.x) / tiles % args.num_q_heads;
-  const int batch = int(blockIdx.x) / tiles / args.num_q_heads, kv_head = head / (args.num_q_heads / args.num_kv_heads);
+  const int batch = int(blockIdx.x) / tiles / args.num_q_heads;
+  const int kv_head = head / (args.num_q_heads / args.num_kv_heads);
   const int first_row = tile * kReachRows + int(threadIdx.x) / 32 * kReachOf, lane = int(threadIdx.x) % 32;
   if (first_row >= args.seqlen_q) return;
   const int end_row = args.seqlen_k > 0 ? min(first_row + kReachOf, args.seqlen_q) : first_row;
