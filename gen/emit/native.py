@@ -7,12 +7,12 @@ from typing import Any
 
 from ..arguments import BUFFER_ELEMENTS, VOID_ELEMENTS, struct_of
 from ..expression import Kind
+from ..kernel import Kernel
 from ..layout import DENSE
 from ..problem import ITEM_BYTES, Problem
 from ..render import ELEMENTS, environment
 from ..scoring.scores import Buffer
 from ..scoring.values import scalar_values
-from ..variant import Variant
 from .words import WIDTH, architecture_option, class_words, dtype_name, mask_words, wrap
 
 #: How an element is made of a float and read as one, on the host.
@@ -23,50 +23,48 @@ _CONVERSIONS = {
 }
 
 
-def program(problem: Problem, variant: Variant, sm: str, stem: str | None = None) -> str:
+def program(kernel: Kernel, stem: str | None = None) -> str:
     """Returns the text that makes a kernel's .cu a program when it is put behind it: the program reads
     batches of Q, K and V, or sequences of lengths of their own, from one file and writes O to another, both
     in float32 whatever the kernel's type, and prints what took how long. One of gradients draws what it
     computes from, and checks itself.
 
-    ``sm`` is the architecture the kernel was made for: ``sm_80``, ``sm_90a``. ``stem`` is the file's name
-    without its suffix, by default the problem's.
+    ``stem`` is the file's name without its suffix, by default the problem's.
     """
+    problem = kernel.problem
     return _render(
         f"native/{'gradients_' if problem.backward else ''}program.cu.jinja",
-        problem,
+        kernel,
         apart=problem.head_dim_v != problem.head_dim,
         half=problem.dtype != "f32",
-        symbol=f"{_entry(problem)}_kernel",
+        symbol=f"{kernel.entry}_kernel",
         file=f"{stem or problem.name}.cu",
-        architecture=architecture_option(sm),
+        architecture=architecture_option(kernel.sm),
         dtype_option="".join(f"{word} " for word in _asked(problem)),
-        page_known=variant.knows_page_size(problem),
-        workspace=variant.splits_by_workspace() > 1,
+        page_known=kernel.variant.knows_page_size(problem),
     )
 
 
-def library(problem: Problem, variant: Variant, sm: str, stem: str) -> dict[str, str]:
+def library(kernel: Kernel, stem: str) -> dict[str, str]:
     """Returns the texts of files that make ``stem``.cu a library when they are put beside it, by name: a C
     header, ``CMakeLists.txt`` and an example that calls the kernel and checks it. ``stem`` is the library's
     name."""
-    header = f"{stem}.h"
-    access_bytes = variant.access_width(problem) * ITEM_BYTES[problem.dtype]
-    shared: dict[str, Any] = {"stem": stem, "sm": sm, "words": class_words(problem)}
-    shared["workspace"] = variant.splits_by_workspace() > 1
+    header, problem = f"{stem}.h", kernel.problem
+    access_bytes = kernel.variant.access_width(problem) * ITEM_BYTES[problem.dtype]
+    shared: dict[str, Any] = {"stem": stem, "sm": kernel.sm, "words": class_words(problem)}
     example = "sequences" if _is_serving(problem) else "library"
     guard = f"FLASHGEN_{re.sub(r'[^A-Za-z0-9]', '_', stem).upper()}_H"
     return {
         header: _render(
             "native/library.h.jinja",
-            problem,
+            kernel,
             guard=guard,
             access_bytes=access_bytes,
-            page_known=variant.knows_page_size(problem),
+            page_known=kernel.variant.knows_page_size(problem),
             **shared,
         ),
-        "CMakeLists.txt": _render("native/library.cmake.jinja", problem, **shared),
-        "example.cpp": _render(f"native/{example}_example.cpp.jinja", problem, **shared),
+        "CMakeLists.txt": _render("native/library.cmake.jinja", kernel, **shared),
+        "example.cpp": _render(f"native/{example}_example.cpp.jinja", kernel, **shared),
     }
 
 
@@ -89,11 +87,8 @@ def _is_serving(problem: Problem) -> bool:
     return _is_apart(problem) or problem.layout is not DENSE
 
 
-def _entry(problem: Problem) -> str:
-    return f"attention_{problem.stem}"
-
-
-def _render(template: str, problem: Problem, *, workspace: bool, **values: Any) -> str:
+def _render(template: str, kernel: Kernel, **values: Any) -> str:
+    problem, has_workspace = kernel.problem, kernel.workspace is not None
     number, element_header = ELEMENTS[problem.dtype]
     from_float, to_float = _CONVERSIONS[problem.dtype]
     return (
@@ -101,12 +96,12 @@ def _render(template: str, problem: Problem, *, workspace: bool, **values: Any) 
         .get_template(template)
         .render(
             problem=problem,
-            arguments=struct_of(problem, has_workspace=workspace),
-            workspace=workspace,
+            arguments=struct_of(problem, has_workspace=has_workspace),
+            workspace=has_workspace,
             is_sequences=problem.layout is not DENSE,
             separate=_is_apart(problem),
             elements=VOID_ELEMENTS,
-            entry=_entry(problem),
+            entry=kernel.entry,
             lists=problem.scores.needs_lists,
             told=wrap(mask_words(problem), WIDTH - 5).split("\n"),
             scalars=_scalars(problem),

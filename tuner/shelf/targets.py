@@ -6,6 +6,7 @@ import keyword
 import re
 from pathlib import Path
 
+from ...gen.emit.cuda import read_cuda
 from ...gen.emit.native import library as library_files
 from ...gen.emit.native import program
 from ...gen.layout import DENSE
@@ -61,7 +62,8 @@ def with_program(emitted: Emitted, target: Path) -> str:
             "--main makes programs of gradients that check themselves under the causal mask or none, of "
             f"sequences of one length; {emitted.problem.name} is called by the launcher in the plain .cu"
         )
-    return emitted.text + program(emitted.problem, emitted.variant, emitted.sm, target.stem)
+    kernel, _ = read_cuda(emitted.text)
+    return emitted.text + program(kernel, target.stem)
 
 
 def files_beside(target: Path, emitted: Emitted) -> dict[Path, str]:
@@ -77,7 +79,8 @@ def files_beside(target: Path, emitted: Emitted) -> dict[Path, str]:
             f"--cmake makes no libraries of gradients; {emitted.problem.name} is called by the launcher in "
             "the plain .cu, and --main makes a program of it"
         )
-    files = library_files(emitted.problem, emitted.variant, emitted.sm, target.stem)
+    kernel, _ = read_cuda(emitted.text)
+    files = library_files(kernel, target.stem)
     beside = {target.with_name(name): text for name, text in files.items()}
     for path in beside:
         # What was written for a file of that name before names it in its first line.

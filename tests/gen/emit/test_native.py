@@ -20,12 +20,14 @@ from flashgen.gen.families.ladder.family import steps
 from flashgen.gen.families.mma.family import Mma
 from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.families.simt_backward.family import SimtBackward
+from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.gen.scoring.asked import Scoring
 from flashgen.gen.space import enumerate_space
+from flashgen.gen.variant import Variant
 from flashgen.tuner.build.toolchain import find_nvcc
 from flashgen.tuner.cards.names import resolve
 from flashgen.tuner.cli import app
@@ -75,7 +77,7 @@ def run(*words: Any) -> subprocess.CompletedProcess[str]:
 def built(kernel: Kernel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("program")
     source = folder / "best.cu"
-    source.write_text(emit_cuda(kernel, device="H200") + program(kernel.problem, kernel.variant, kernel.sm))
+    source.write_text(emit_cuda(kernel, device="H200") + program(kernel))
     emulated([source], folder / "best")
     return folder / "best"
 
@@ -146,7 +148,7 @@ def test_a_program_is_proved_as_its_kernel(kernel: Kernel, built: Path) -> None:
 
 def test_the_library_is_called_by_its_example(kernel: Kernel, tmp_path: Path) -> None:
     (tmp_path / "best.cu").write_text(emit_cuda(kernel, device="H200"))
-    for name, text in library(kernel.problem, kernel.variant, kernel.sm, "best").items():
+    for name, text in library(kernel, "best").items():
         (tmp_path / name).write_text(text)
     emulated([tmp_path / "best.cu", tmp_path / "example.cpp"], tmp_path / "example")
     done = run(tmp_path / "example")
@@ -166,7 +168,7 @@ def nvcc_or_skip() -> Path:
 @pytest.mark.nvcc
 def test_the_program_builds_as_it_says(tmp_path: Path) -> None:
     nvcc, kernel = nvcc_or_skip(), kernel_of("f32")
-    text = program(kernel.problem, kernel.variant, kernel.sm)
+    text = program(kernel)
     build = re.search(r"^// +nvcc (.* (\w+\.cu)) -o attention$", text, re.MULTILINE)
     assert build is not None
     (tmp_path / build[2]).write_text(emit_cuda(kernel, device="H200") + text)
@@ -187,7 +189,7 @@ def test_the_program_builds_as_it_says(tmp_path: Path) -> None:
 def test_the_header_is_c(kernel: Kernel, tmp_path: Path) -> None:
     """And has the layout that the kernel reads."""
     nvcc = nvcc_or_skip()
-    files = library(kernel.problem, kernel.variant, kernel.sm, "best")
+    files = library(kernel, "best")
     (tmp_path / "best.h").write_text(files["best.h"])
     (tmp_path / "use.c").write_text(
         '#include <stddef.h>\n#include "best.h"\n#include "best.h"\n'
@@ -205,10 +207,8 @@ def test_cmake_builds_the_library(tmp_path: Path) -> None:
     if shutil.which("cmake") is None:
         pytest.skip("CMake is not installed")
     nvcc, kernel = nvcc_or_skip(), kernel_of("f32")
-    (tmp_path / "best.cu").write_text(
-        emit_cuda(kernel, device="H200") + program(kernel.problem, kernel.variant, kernel.sm)
-    )
-    for name, text in library(kernel.problem, kernel.variant, kernel.sm, "best").items():
+    (tmp_path / "best.cu").write_text(emit_cuda(kernel, device="H200") + program(kernel))
+    for name, text in library(kernel, "best").items():
         (tmp_path / name).write_text(text)
     configure = ["cmake", "-B", "build", f"-DCMAKE_CUDA_COMPILER={nvcc}", "-DCMAKE_CUDA_COMPILER_WORKS=1"]
     for command in (configure, ["cmake", "--build", "build"]):
@@ -243,6 +243,26 @@ SCORINGS: dict[str, dict[str, Any]] = {
 }
 
 
+#: Kernels whose launches in front leave something for them: rows' reach, and float32 in parts.
+IN_FRONT: dict[str, tuple[Variant, dict[str, Any]]] = {
+    "reach": (Simt(br=64, bc=32, far_keys="left_out"), {"scoring": Scoring(alibi=True), "causal": True}),
+    "parts": (Wgmma(split="in_front", br=64, bc=16, k_stages=1, v_stages=1), {"precision": "3xf16"}),
+}
+
+
+@pytest.mark.parametrize("kind", IN_FRONT)
+def test_callers_bring_the_workspace_of_launches_in_front(kind: str, tmp_path: Path) -> None:
+    variant, asked = IN_FRONT[kind]
+    kernel = render(variant, Problem(head_dim=32, num_q_heads=2, num_kv_heads=2, **asked), H200)
+    assert kernel.workspace is not None and "cudaMalloc(&args.workspace, " in program(kernel)
+    write_library(kernel, tmp_path)
+    emulated([tmp_path / "best.cu", tmp_path / "example.cpp"], tmp_path / "example")
+    done = run(tmp_path / "example")
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = re.fullmatch(r"error against float64: (\S+), (\S+) allowed\n", done.stdout)
+    assert told is not None and 0 < float(told[1]) <= float(told[2]) == kernel.problem.tolerance
+
+
 #: Parameters that may be anything that fits.
 FREE = ("lanes", "vec", "threads_per_block", "min_blocks")
 
@@ -258,7 +278,7 @@ def scored(request: pytest.FixtureRequest) -> Kernel:
 
 def test_a_library_with_masks_is_called_by_its_example(scored: Kernel, tmp_path: Path) -> None:
     (tmp_path / "best.cu").write_text(emit_cuda(scored, device="H200"))
-    for name, text in library(scored.problem, scored.variant, scored.sm, "best").items():
+    for name, text in library(scored, "best").items():
         (tmp_path / name).write_text(text)
         assert "\n\n\n" not in text and not re.search(r"[ \t]\n", text)
     emulated([tmp_path / "best.cu", tmp_path / "example.cpp"], tmp_path / "example")
@@ -273,7 +293,7 @@ def test_a_program_reads_what_masks_read(tmp_path: Path) -> None:
     held = {p.name: p.default for p in Simt.parameters() if p.name not in FREE} | {"br": 32, "bc": 32}
     kernel = render(enumerate_space(Simt, problem, H200, held).legal[0], problem, H200)
     source = tmp_path / "best.cu"
-    source.write_text(emit_cuda(kernel, device="H200") + program(problem, kernel.variant, kernel.sm))
+    source.write_text(emit_cuda(kernel, device="H200") + program(kernel))
     emulated([source], tmp_path / "best")
     rng, batch, rows = np.random.default_rng(0), 2, 75
     arrays = [rng.uniform(-3, 3, (batch, rows, 32)).astype(np.float32) for _ in range(3)]
@@ -368,7 +388,7 @@ def sequences_kernel(kind: str) -> Kernel:
 
 def write_library(kernel: Kernel, folder: Path) -> None:
     (folder / "best.cu").write_text(emit_cuda(kernel, device="H200"))
-    for name, text in library(kernel.problem, kernel.variant, kernel.sm, "best").items():
+    for name, text in library(kernel, "best").items():
         (folder / name).write_text(text)
         assert "\n\n\n" not in text and not re.search(r"[ \t]\n", text)
 
@@ -422,7 +442,7 @@ def sequences(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Kernel, Path]:
     kernel, folder = sequences_kernel(request.param), tmp_path_factory.mktemp("sequences")
-    text = program(kernel.problem, kernel.variant, kernel.sm)
+    text = program(kernel)
     assert not re.search(r"[ \t]\n", text)
     (folder / "best.cu").write_text(emit_cuda(kernel, device="H200") + text)
     emulated([folder / "best.cu"], folder / "best")
@@ -513,7 +533,7 @@ def test_a_program_reads_what_serves(kind: str, tmp_path: Path) -> None:
         problem.head_dim,
         problem.head_dim_v,
     )
-    text = program(problem, kernel.variant, kernel.sm)
+    text = program(kernel)
     assert "\n\n\n" not in text and not re.search(r"[ \t]\n", text)
     (tmp_path / "best.cu").write_text(emit_cuda(kernel, device="H200") + text)
     emulated([tmp_path / "best.cu"], tmp_path / "best")
@@ -640,7 +660,7 @@ def test_emit_refuses(
 @pytest.mark.parametrize("problem", [Problem(backward=True, head_dim=16, head_dim_v=8, causal=True)], ids=str)
 def test_a_program_of_gradients_checks_itself(problem: Problem, tmp_path: Path) -> None:
     kernel = render(SimtBackward(br=16, bc=16, threads_per_block=64, lanes=8, vec=1), problem, H200)
-    text = emit_cuda(kernel, device="H200") + program(problem, kernel.variant, kernel.sm)
+    text = emit_cuda(kernel, device="H200") + program(kernel)
     (tmp_path / "best.cu").write_text(text)
     emulated([tmp_path / "best.cu"], tmp_path / "best")
     done = run(tmp_path / "best", 1, 2, 1, 30, 17)  # whose first rows see nothing
