@@ -3,9 +3,10 @@
     python -m tests.support.measure_host [CALL...]
 
 Tensors are PyTorch's own, of the host; what is launched is a stand-in driver's, which computes while kernels
-are proved and does nothing while calls are timed. A card adds the launch itself, and what its memory takes
-longer to be handed out. Times are the least of many short turns: what else is at work on the machine
-lengthens the others.
+are proved and does nothing while calls are timed. A card adds the launch itself, what its memory takes
+longer to be handed out, and that PyTorch takes gradients in another thread. `training` is forward and
+backward, `autograd` the same of a function that computes nothing: what autograd takes for itself. Times are
+the least of many short turns: what else is at work on the machine lengthens the others.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +47,19 @@ _LAUNCH = "int cuLaunchKernelEx(const Config* config, int64_t kernel, void** par
 _NOTHING = "  if (num_maps < 0) return 0;\n"
 
 
-def calls_of(torch: Any) -> dict[str, tuple[Callable[[], Any], Scoring, bool]]:
-    """Returns calls by name, their masks and changes of scores, and whether gradients are taken of them."""
+#: A call, the masks and changes of scores of kernels that must be proved first, if any, and whether gradients
+#: are taken of it.
+_Call = tuple[Callable[[], Any], Scoring | None, bool]
+
+
+def calls_of(torch: Any) -> dict[str, _Call]:
+    """Returns calls by name."""
     q, k, v = (torch.randn(1, 4, 64, D) for _ in "qkv")
     few = [torch.randn(1, 2, 64, D) for _ in "kv"]
     rows_first = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
     derived, out = q.clone().requires_grad_(), torch.empty_like(q)
+    trained, grad = [x.clone().requires_grad_() for x in (q, k, v)], torch.randn_like(q)
+    nothing = function_of_nothing(torch)
     sinks, bias = torch.zeros(4), torch.zeros(64, 64)
     window, attention = {"window": (31, 0)}, flashgen.attention
     plain, wide = Scoring(), Scoring(window=(31, 0))
@@ -68,7 +77,31 @@ def calls_of(torch: Any) -> dict[str, tuple[Callable[[], Any], Scoring, bool]]:
         "bias": (lambda: attention(q, k, v, bias=bias), Scoring(bias="f32"), False),
         "gradients": (lambda: attention(derived, k, v), plain, True),
         "gradients, window": (lambda: attention(derived, k, v, **window), wide, True),
+        "autograd": (lambda: torch.autograd.grad(nothing.apply(*trained), trained, grad), None, True),
+        "training": (lambda: torch.autograd.grad(attention(*trained), trained, grad), plain, True),
+        "training, window": (
+            lambda: torch.autograd.grad(attention(*trained, **window), trained, grad),
+            wide,
+            True,
+        ),
     }
+
+
+def function_of_nothing(torch: Any) -> Any:
+    """Returns a function of autograd that keeps and returns as many tensors as attention, and computes
+    nothing."""
+
+    class Nothing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, q: Any, k: Any, v: Any) -> Any:
+            ctx.save_for_backward(q, k, v)
+            return q.detach()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            return ctx.saved_tensors
+
+    return Nothing
 
 
 #: What modules are emitted for to be called, whose names begin so, and what is told in each call.
@@ -83,16 +116,36 @@ _OF_MODULES: dict[str, tuple[Scoring, Callable[[Any], dict[str, Any]]]] = {
 }
 
 
-def emitted_calls(torch: Any, driver: Driver, folder: Path) -> dict[str, Callable[[], Any]]:
+#: Those of them that are emitted with a kernel of gradients, too.
+_TRAINED = ("plain", "window", "bias")
+
+
+def emitted_calls(torch: Any, driver: Driver, folder: Path) -> dict[str, _Call]:
     """Returns calls of modules that are emitted to a folder, by name. A launch in front of that with
     dilations lists which tiles of keys rows see."""
     arrays, out = [torch.randn(1, 4, 64, D) for _ in "qkv"], torch.empty(1, 4, 64, D)
-    found = {}
+    found: dict[str, _Call] = {}
     for name, (scoring, told) in _OF_MODULES.items():
         load = scored_kernels.load_with_lists if scoring.dilation else scored_kernels.load_scored
         module = take_host_tensors(load(folder, scoring, name=f"of_{name}", for_good=True), driver.library)
-        found[EMITTED + name] = functools.partial(module.attention, *arrays, out=out, **told(torch))
+        attend = functools.partial(module.attention, *arrays, out=out, **told(torch))
+        found[EMITTED + name] = attend, None, False
+    trained, grad = [x.clone().requires_grad_() for x in arrays], torch.randn_like(out)
+    for name in _TRAINED:
+        scoring, told = _OF_MODULES[name]
+        kernels = (gradient_kernels.forward_kernel, gradient_kernels.backward_kernel)
+        made = [make(scoring=scoring) for make in kernels]
+        made = [replace(each, source=f"// {each.entry}\n") for each in made]
+        module = gradient_kernels.load(folder, *made, name=f"trained_{name}", for_good=True)
+        module, of = take_host_tensors(module, driver.library), "" if name == "plain" else f", {name}"
+        attend = functools.partial(module.attention, *trained, **told(torch))
+        found[f"{EMITTED}gradients{of}"] = attend, None, True
+        found[f"{EMITTED}training{of}"] = functools.partial(_step, torch, attend, trained, grad), None, True
     return found
+
+
+def _step(torch: Any, attend: Callable[[], Any], inputs: list[Any], grad: Any) -> Any:
+    return torch.autograd.grad(attend(), inputs, grad)
 
 
 def us_of(call: Callable[[], Any], count: int = COUNT, turns: int = TURNS) -> float:
@@ -146,7 +199,7 @@ def measured(torch: Any, names: list[str], count: int = COUNT, turns: int = TURN
     with tempfile.TemporaryDirectory() as folder, card_of_host(torch, Path(folder)) as driver:
         emitted = emitted_calls(torch, driver, Path(folder))
         for name in names or [*calls, *emitted]:
-            call, scoring, derived = calls.get(name) or (emitted[name], None, False)
+            call, scoring, derived = calls[name] if name in calls else emitted[name]
             if scoring is not None:
                 driver.library.fake_maps(0)
                 with gradient_kernels.computing(driver, *kernels_of(scoring)):

@@ -11,7 +11,10 @@ import pytest
 
 from tests.support.host_tensors import real_torch
 
-NAMES = ("plain", "return_lse", "sinks", "gradients, window", "emitted, plain", "emitted, dilation")
+NAMES = (
+    *("plain", "return_lse", "sinks", "gradients, window", "autograd", "training"),
+    *("emitted, plain", "emitted, dilation", "emitted, gradients", "emitted, training, bias"),
+)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -23,3 +26,4 @@ def test_calls_are_timed_in_a_process_of_their_own() -> None:
     found = json.loads(done.stdout.splitlines()[-1])
     assert tuple(found) == NAMES and all(0.5 < us < 1e5 for us in found.values())
     assert found["gradients, window"] > found["plain"]
+    assert found["training"] > found["autograd"]
