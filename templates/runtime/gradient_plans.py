@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from .arrays import _View
 from .build import _load
-from .driver import _check, _driver, _pop_context, _push_context
+from .driver import _asking, _check, _driver, _pop_context, _push_context, _retain_primary_context
 from .facts import Launch, Tuned
 from .plans import (
     _GRADIENT_ARRAYS,
@@ -106,6 +106,8 @@ class _GradientPlan(NamedTuple):
     it."""
     device: int
     """The device's ordinal."""
+    in_primary: bool
+    """Whether the context to be in is the device's primary, as torch's is; else that of the arrays."""
     meta: bool
     """Whether the arrays are tensors without data."""
     made: tuple[_Output, _Output, _Output]
@@ -164,6 +166,7 @@ def _make_gradient_plan(
         workspace_words=_workspace_words(tuned, counted),
         misfit_bits=tuned.access_bytes - 1 if tuned.can_step(strides) else -1,
         device=query.device or 0,
+        in_primary=torch is not None,
         meta=torch is not None and arrays[0][3].type == "meta",
         made=(made[0], made[1], made[2]),
         made_bytes=tuple(tuned.item_bytes * math.prod(each.shape) for each in made),
@@ -230,13 +233,15 @@ def _launch_gradients(
             plan.idle.clear()
         ready = _ReadyGradients(plan, handle)
     ready.write(addresses, workspace, plan.tuned.default_scale if scale is None else scale, numbers)
-    in_use = next(filter(None, (workspace, *addresses)), 0)
-    driver = _driver()
-    pushed, status = _push_context(driver, in_use, plan.device), 0
+    pushed, status = False, 0
+    ready.ask_context()
+    if ready.context.value != ready.primary:
+        in_use = next(filter(None, (workspace, *addresses)), 0)
+        pushed = _push_context(_driver(), in_use, plan.device)
     try:
         unwritten = zip(addresses[-3:], plan.made_bytes, strict=True) if read.leaves_rows else ()
         for address, count in (*unwritten, *read.zeroed):
-            _check(driver.cuMemsetD8Async(address, 0, count, handle), "filling memory with zeros")
+            _check(_driver().cuMemsetD8Async(address, 0, count, handle), "filling memory with zeros")
         follows = False
         for index in ready.launched:
             if not read.skips(plan.tuned.launches[index]):
@@ -272,6 +277,11 @@ class _ReadyGradients:
 
     def __init__(self, plan: _GradientPlan, handle: int) -> None:
         functions = _load(plan.tuned, plan.device, plan.masked)
+        self.primary = _retain_primary_context(plan.device) if plan.in_primary else 0
+        """The context to be in, where it is known."""
+        self.context = ctypes.c_void_p()
+        """The current one, once `ask_context` was called."""
+        self.ask_context = functools.partial(_asking("cuCtxGetCurrent"), ctypes.byref(self.context))
         launches = plan.tuned.launches
         # All launches are told the same.
         self.arguments = _Arguments(launches[0].arguments, _GRADIENT_POINTERS)

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import importlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from .arrays import _describe
@@ -19,7 +19,7 @@ from .gradient_plans import (
     _ReadByGradients,
 )
 from .table import _Table, _type_name
-from .tensors import _allocating_for, _current_handle
+from .tensors import _allocating_for, _current_handle, _Tensors
 
 #: What operators take for the causal mask, the scale and the layout where these are left out.
 _USUAL: tuple[Any, ...] = (None, None, "bhsd")
@@ -101,6 +101,15 @@ class _GradientTensors:
         dtype = _type_name(torch, q.dtype, self.table.dtypes)
         return len(q.shape) == len(v.shape) and bool(self.table.computing(dtype, q.shape[-1], v.shape[-1]))
 
+    def attend(self, torch: Any, tensors: _Tensors, q: Any, k: Any, v: Any, settings: tuple[Any, ...]) -> Any:
+        """Computes what the operator with a log-sum-exp does of `tensors`, told those settings, where nothing
+        of PyTorch but autograd must see it: as a function of autograd, which PyTorch enters sooner than an
+        operator that is written in Python. Else returns None."""
+        told, read = _without_tensors(settings)
+        if not tensors.is_seen_by_autograd_alone(torch, q, k, v, *read):
+            return None
+        return _function(torch).apply(tensors, told, q, k, v, *read)
+
     def keep(self, ctx: Any, operator: str, inputs: tuple[Any, ...], made: tuple[Any, ...]) -> None:
         """Keeps what `differentiate` takes of a call of the operator of that name."""
         ctx.operator, (q, k, v, *settings) = operator, inputs
@@ -113,8 +122,9 @@ class _GradientTensors:
     ) -> tuple[Any, ...]:
         """Returns the gradients of an operator's inputs; `at_once`, where PyTorch need not see how."""
         q, k, v, *rest = ctx.saved_tensors
-        made = rest[ctx.num_read :]
-        settings = _with_tensors(ctx.settings, rest[: ctx.num_read])
+        made, settings = rest[ctx.num_read :], ctx.settings
+        if ctx.num_read:
+            settings = _with_tensors(settings, rest[: ctx.num_read])
         if len(made) == 2:
             o, lse = made
         else:
@@ -128,12 +138,15 @@ class _GradientTensors:
         deterministic = bool(torch.are_deterministic_algorithms_enabled())
         told = causal, scale, layout, deterministic, *settings[3:], *self.wanted_of(ctx)
         grad_lse = None if grad_lse is None else grad_lse.contiguous()
-        operator: Any = functools.partial(self.run, torch) if at_once else self.of_graphs(torch)
-        grads = self.in_order(operator(q, k, v, o, lse, grad, grad_lse, *told))
+        if at_once:
+            grads = self.in_order(self.run(torch, q, k, v, o, lse, grad, grad_lse, *told))
+        else:
+            grads = self.in_order(self.of_graphs(torch)(q, k, v, o, lse, grad, grad_lse, *told))
         return (*grads[:3], *self.of_settings(ctx, settings, grads[3:]))
 
     def of_graphs(self, torch: Any) -> Any:
-        """Returns the operator, which is registered."""
+        """Returns the operator, which is registered as needed."""
+        _register_gradients(self)
         return getattr(torch.ops.flashgen, self.operator)
 
     def wanted_of(self, ctx: Any) -> tuple[Any, ...]:
@@ -219,37 +232,52 @@ class _GradientTensors:
         is read beside. Copies what the kernel cannot step by, but beside `stream`."""
         q, _, v, *_ = arrays
         stream, layout, read = settings.stream, settings.layout, settings.read
-        dtype = _type_name(torch, q.dtype, self.table.dtypes)
-        warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-        repeats = self.repeats(bool(settings.deterministic), dtype, q.shape, v.shape, warn_only)
-        if settings.deterministic:
+        repeats = bool(settings.deterministic)
+        if repeats:
+            dtype = _type_name(torch, q.dtype, self.table.dtypes)
+            warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+            repeats = self.repeats(repeats, dtype, q.shape, v.shape, warn_only)
             _check_order(read, warn_only)
-        rows = [*_describe(lse), *((None,) * 4 if dlse is None else _describe(dlse))]
-
-        def planned() -> tuple[_GradientPlan, list[int]]:
-            described = [each for x in arrays for each in _describe(x)]
-            plan = self.plan(repeats, torch, self.is_masked(settings.causal), layout, *described, *rows)
-            return plan, [x.data_ptr() for x in arrays]
-
-        plan, addresses = planned()
+        plan = self.planned(torch, repeats, settings, arrays, lse, dlse)
+        addresses = [x.data_ptr() for x in arrays]
         if stream is None and functools.reduce(int.__or__, addresses) & plan.misfit_bits:
             named = zip(_GIVEN, arrays, strict=True)
             arrays = tuple(self.laid_out(torch, name, x, layout) for name, x in named)
-            plan, addresses = planned()
+            plan = self.planned(torch, repeats, settings, arrays, lse, dlse)
+            addresses = [x.data_ptr() for x in arrays]
         current = _current_handle(torch, plan.device)
         handle = current if stream is None else _stream_handle(stream)
         with contextlib.nullcontext() if handle == current else _allocating_for(torch, q, handle):
-            grads = tuple(
-                q.new_empty_strided(each.shape, each.strides, dtype=plan.dtype) for each in plan.made
-            )
-            workspace = q.new_empty((plan.workspace_words,), dtype=torch.float32)
-            read.make(plan, functools.partial(q.new_empty, dtype=torch.float32))
-            addresses += [lse.data_ptr(), 0 if dlse is None else dlse.data_ptr()]
+            grads = [q.new_empty_strided(each.shape, each.strides, dtype=plan.dtype) for each in plan.made]
+            workspace = q.new_empty_strided((plan.workspace_words,), (1,), dtype=torch.float32)
+            addresses += lse.data_ptr(), 0 if dlse is None else dlse.data_ptr()
             addresses += [x.data_ptr() for x in grads]
-            numbers = self.numbers(read, plan, q, stream is None)
             at, scale = workspace.data_ptr(), settings.scale
+            if read is _NOTHING_READ:  # of nothing there is nothing to ask
+                _launch_gradients(plan, tuple(addresses), at, scale, read, (), handle)
+                return tuple(grads)
+            read.make(plan, functools.partial(q.new_empty, dtype=torch.float32))
+            numbers = self.numbers(read, plan, q, stream is None)
             _launch_gradients(plan, tuple(addresses), at, scale, read, numbers, handle)
             return (*grads, *read.found(True))
+
+    def planned(
+        self,
+        torch: Any,
+        repeats: bool,
+        settings: _Settings,
+        arrays: tuple[Any, ...],
+        lse: Any,
+        dlse: Any,
+    ) -> _GradientPlan:
+        """Returns the plan for such tensors, `repeats` if it must be of a kernel that makes the same bits
+        every time."""
+        described: list[Any] = []
+        for x in (*arrays, lse):
+            # To ask for strides takes longer than to ask whether there is anything to tell of them.
+            described += x.dtype, x.shape, None if x.is_contiguous() else x.stride(), x.device
+        described += (None,) * 4 if dlse is None else _describe(dlse)
+        return self.plan(repeats, torch, self.is_masked(settings.causal), settings.layout, *described)
 
     def laid_out(self, torch: Any, name: str, x: Any, layout: Any) -> Any:
         """Returns a dense copy of a tensor, its dimensions in the same order."""
@@ -303,7 +331,6 @@ class _GradientTensors:
             return self.launch(torch, arrays, lse, dlse, settings)
         if settings.stream is not None:
             raise ValueError("leave stream out where gradients are needed, and under torch.compile")
-        _register_gradients(self)
         q, k, v, o, dout = arrays
         causal = None if settings.causal is None else bool(settings.causal)
         scale = None if settings.scale is None else float(settings.scale)
@@ -320,7 +347,7 @@ class _Saved(NamedTuple):
     number: int | None
 
 
-def _without_tensors(settings: list[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def _without_tensors(settings: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """What an operator was told beside q, k and v without tensors, and these."""
     told: list[Any] = []
     tensors: list[Any] = []
@@ -336,7 +363,7 @@ def _without_tensors(settings: list[Any]) -> tuple[tuple[Any, ...], tuple[Any, .
     return tuple(told), tuple(tensors)
 
 
-def _with_tensors(settings: tuple[Any, ...], tensors: list[Any]) -> tuple[Any, ...]:
+def _with_tensors(settings: tuple[Any, ...], tensors: Sequence[Any]) -> tuple[Any, ...]:
     """What `_without_tensors` made that of."""
     told: list[Any] = []
     for each in settings:
@@ -344,8 +371,56 @@ def _with_tensors(settings: tuple[Any, ...], tensors: list[Any]) -> tuple[Any, .
             told.append(each)
         else:
             found = tensors[each.first : each.first + (1 if each.number is None else each.number)]
-            told.append(found[0] if each.number is None else found)
+            told.append(found[0] if each.number is None else list(found))
     return tuple(told)
+
+
+class _Seen(NamedTuple):
+    """A call of an operator as gradients see it, of what a function of autograd kept in its place."""
+
+    saved_tensors: tuple[Any, ...]
+    settings: tuple[Any, ...]
+    num_read: int
+    operator: str
+    needs_input_grad: tuple[Any, ...]
+    """Which gradients are wanted of what the operator was told behind v, or the end of that."""
+
+
+@functools.cache
+def _function(torch: Any) -> Any:
+    """The function of autograd of all operators with a log-sum-exp whose gradients kernels take."""
+
+    class Attention(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(
+            ctx: Any, of: _Tensors, settings: tuple[Any, ...], q: Any, k: Any, v: Any, *read: Any
+        ) -> tuple[Any, Any]:
+            ctx.set_materialize_grads(False)
+            told = _with_tensors(settings, read) if read else settings
+            made: tuple[Any, Any] = of.run(torch, q, k, v, *told, return_lse=True)
+            ctx.of, ctx.settings = of, settings
+            ctx.save_for_backward(q, k, v, *read, *made)
+            return made
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any, grad_lse: Any) -> tuple[Any, ...]:
+            of, settings, wanted = ctx.of, ctx.settings, ctx.needs_input_grad[5:]
+            at_once = not torch.is_grad_enabled() and of.is_seen_by_autograd_alone(torch)
+            needed = _with_tensors(settings, wanted) if wanted else settings
+            seen = _Seen(ctx.saved_tensors, settings, len(wanted), of.operator, needed)
+            dq, dk, dv, *others = of.gradients.differentiate(torch, seen, grad, grad_lse, at_once)
+            return None, None, dq, dk, dv, *(_of_tensors(settings, others) if wanted else ())
+
+    return Attention
+
+
+def _of_tensors(settings: tuple[Any, ...], grads: Sequence[Any]) -> list[Any]:
+    """The gradients of what `_without_tensors` saved apart, of those of all that an operator was told."""
+    found: list[Any] = []
+    for each, grad in zip(settings, grads, strict=True):
+        if isinstance(each, _Saved):
+            found += [grad] if each.number is None else grad
+    return found
 
 
 def _check_order(read: _ReadByGradients, warn_only: bool) -> None:

@@ -62,6 +62,8 @@ class _Table:
         self.key_dtypes: tuple[str, ...] = tuple(dict.fromkeys(tuned.key_dtype for tuned in kernels))
         self.output_dtypes: tuple[str, ...] = tuple(dict.fromkeys(tuned.output_dtype for tuned in kernels))
         self.has_scales = self.output_dtypes != self.dtypes
+        self.told_apart = tuple(((each.dtype, each.head_dim, each.head_dim_v), each) for each in kernels)
+        """Types and head dims of the kernels, looked up before."""
         for tuned in kernels:
             _ = tuned.has_maps, tuned.main  # torch.compile reads what is there, and makes none of it
 
@@ -185,9 +187,9 @@ class _Table:
 
     def computing(self, dtype: str, head_dim: int, head_dim_v: int) -> list[Tuned]:
         """Returns the kernels for that type and those head dims."""
-        kernels = self.kernels if self.only is None else (self.only,)
-        wanted = (dtype, head_dim, head_dim_v)
-        return [tuned for tuned in kernels if (tuned.dtype, tuned.head_dim, tuned.head_dim_v) == wanted]
+        wanted, only = (dtype, head_dim, head_dim_v), self.only
+        found = [tuned for told, tuned in self.told_apart if told == wanted]
+        return found if only is None else [tuned for tuned in found if tuned is only]
 
     def choose(
         self, query: _View, key: _View, value: _View, strides: tuple[int, ...], causal: bool

@@ -26,6 +26,13 @@ class _Derivative(Protocol):
         """Makes the operator of the kernels."""
         ...
 
+    def attend(
+        self, torch: Any, tensors: "_Tensors", q: Any, k: Any, v: Any, settings: tuple[Any, ...]
+    ) -> Any:
+        """Computes what the operator with a log-sum-exp does, told those settings, at once where that may be;
+        else returns None."""
+        ...
+
     def keep(self, ctx: Any, operator: str, inputs: tuple[Any, ...], made: tuple[Any, ...]) -> None:
         """Keeps what `differentiate` takes of a call of the operator of that name."""
         ...
@@ -55,7 +62,6 @@ class _Tensors:
         self.plan = functools.lru_cache(maxsize=1024)(functools.partial(_make_plan, table))
         """Returns the plan for what `_make_plan` takes behind the table, kept between calls."""
         self.plan_sdpa = functools.lru_cache(maxsize=1024)(self.make_plan_sdpa)
-        self._function: Any = None
         _REGISTERED[operator] = self
 
     def forget(self) -> None:
@@ -296,19 +302,20 @@ class _Tensors:
     ) -> Any:
         """Computes `attention` by the operators, which are registered as needed. What is `derived` by kernels
         takes the log-sum-exp."""
-        name, operators = _register(self.operator), torch.ops.flashgen
         causal = None if causal is None else bool(causal)
         scale = None if scale is None else float(scale)
         settings = (causal, scale, self.layout_in_graph(layout), *self.in_graph(beside))
+        if derived and self.gradients is not None and not torch.compiler.is_compiling():
+            made = self.gradients.attend(torch, self, q, k, v, settings)
+            if made is not None:
+                return made if return_lse else made[0]
+        name, operators = _register(self.operator), torch.ops.flashgen
         if out is not None and not return_lse:
             getattr(operators, name + "_out")(q, k, v, out, *settings)
             return out
         if not (return_lse or derived):
             return getattr(operators, name)(q, k, v, *settings)
-        if derived and len(settings) == 3 and self.is_seen_by_autograd_alone(torch, q, k, v):
-            o, lse = self.function(torch).apply(q, k, v, *settings)
-        else:
-            o, lse = getattr(operators, name + "_lse")(q, k, v, *settings)
+        o, lse = getattr(operators, name + "_lse")(q, k, v, *settings)
         if out is not None:
             o = out.copy_(o)
         return (o, lse) if return_lse else o
@@ -316,36 +323,12 @@ class _Tensors:
     def is_seen_by_autograd_alone(self, torch: Any, *arrays: Any) -> bool:
         """Tells whether nothing of PyTorch but autograd must see an operator: neither a compiler nor a mode
         nor a transformation, and tensors are of no other kind."""
-        return (
-            not torch.compiler.is_compiling()
-            and torch._C._len_torch_dispatch_stack() == 0
-            and torch._C._functorch.peek_interpreter_stack() is None
-            and all(type(x) in (torch.Tensor, torch.nn.Parameter) and not x.is_meta for x in arrays)
-        )
-
-    def function(self, torch: Any) -> Any:
-        """Returns what the operator with a log-sum-exp does where kernels read no more than q, k and v, and
-        its gradients by kernels, as a function of autograd, which PyTorch enters sooner than an operator that
-        is written in Python."""
-        if self._function is None:
-            tensors = self
-
-            class Attention(torch.autograd.Function):  # type: ignore[misc]
-                @staticmethod
-                def forward(ctx: Any, *inputs: Any) -> Any:
-                    ctx.set_materialize_grads(False)
-                    made = tensors.run(torch, *inputs, return_lse=True)
-                    tensors.gradients.keep(ctx, tensors.operator, inputs, made)  # type: ignore[union-attr]
-                    return made
-
-                @staticmethod
-                def backward(ctx: Any, grad: Any, grad_lse: Any) -> Any:
-                    at_once = not torch.is_grad_enabled() and tensors.is_seen_by_autograd_alone(torch)
-                    taken = tensors.gradients
-                    return taken.differentiate(torch, ctx, grad, grad_lse, at_once)  # type: ignore[union-attr]
-
-            self._function = Attention
-        return self._function
+        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+            return False
+        for x in arrays:
+            if type(x) not in (torch.Tensor, torch.nn.Parameter) or x.is_meta:
+                return False
+        return torch._C._functorch.peek_interpreter_stack() is None
 
     def layout_in_graph(self, layout: Any) -> Any:
         """Returns what the operators take of a layout."""

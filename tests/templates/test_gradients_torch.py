@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.host_tensors import Graphs, fresh_driver, real_torch, take_host_tensors, tensors
-from tests.support.stand_in_driver import D, Driver
+from tests.support.stand_in_driver import OTHER_DEVICE, PRIMARY, D, Driver
 from tests.templates.gradient_kernels import backward_kernel, computing, forward_kernel, load, unordered
 
 
@@ -205,6 +205,36 @@ def test_checkpoints_compute_again(module: Any, torch: Any, driver: Driver) -> N
     found = grads_of(torch, checkpoint(module.attention, *inputs, use_reentrant=False), inputs)
     assert len(driver.launches()) == 2 + 3
     close(torch, found, grads_of(torch, module.attention(*inputs), inputs), 0.0)
+
+
+def test_saved_tensors_may_come_back_laid_out_anew(module: Any, torch: Any) -> None:
+    """As hooks that keep them elsewhere meanwhile return them."""
+    inputs = qkv(torch)
+    turned = [x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in inputs]
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x.contiguous().clone(), lambda x: x):
+        made = module.attention(*turned, causal=True)
+    close(torch, grads_of(torch, made, turned), grads_of(torch, by_torch(torch, *inputs, True)[0], inputs))
+
+
+def test_a_scale_is_for_one_call(module: Any, torch: Any) -> None:
+    inputs = qkv(torch)
+    for scale in (None, 0.3, 0.3, None):
+        found = grads_of(torch, module.attention(*inputs, scale=scale), inputs)
+        close(torch, found, grads_of(torch, by_torch(torch, *inputs, scale=scale)[0], inputs))
+
+
+def test_gradients_run_in_the_primary_context(module: Any, torch: Any, driver: Driver) -> None:
+    """Whichever is current as they begin; only elsewhere is a pointer asked for its own."""
+    inputs = qkv(torch)
+    for current in (PRIMARY, OTHER_DEVICE, PRIMARY):
+        made = module.attention(*inputs)
+        driver.library.fake_push(current)
+        asked = driver.library.fake_calls(b"cuPointerGetAttribute")
+        grads_of(torch, made, inputs)
+        asked = driver.library.fake_calls(b"cuPointerGetAttribute") - asked
+        assert [launch.context for launch in driver.launches()[-3:]] == [PRIMARY] * 3
+        assert asked == int(current != PRIMARY)
+    assert driver.library.fake_context_depth() == 4
 
 
 def test_autocast(module: Any, torch: Any) -> None:

@@ -108,6 +108,30 @@ def test_gradients_of_attention_and_of_its_bias(
     assert len(driver.launches()) == 1 + 3 + 2
 
 
+def test_autograd_enters_no_operator(serving: Any, torch: Any) -> None:
+    """But where a mode of PyTorch must see one."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    module, bias, sinks = serving(BIAS), drawn(torch, ROWS, KEYS), drawn(torch, 4)
+    seen: list[str] = []
+
+    class Seeing(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, told: Any = (), named: Any = None) -> Any:
+            seen.append(str(function))
+            return function(*told, **(named or {}))
+
+    inputs = [*qkv(torch), bias, sinks]
+    made = module.attention(*inputs[:3], bias=bias, sinks=sinks)
+    assert made.grad_fn.name() == "AttentionBackward"
+    found = grads_of(torch, made, inputs)
+    with Seeing():
+        close(
+            torch, grads_of(torch, module.attention(*inputs[:3], bias=bias, sinks=sinks), inputs), found, 0.0
+        )
+    named = [each for each in seen if each.startswith("flashgen.")]
+    assert [each.partition(".default")[0].rpartition("_")[2] for each in named] == ["lse", "gradients"]
+
+
 def test_only_what_is_wanted_is_made(serving: Any, torch: Any, driver: Driver) -> None:
     """Of a bias that requires a gradient alone, and of a step in which it requires none."""
     module, (bias, sinks) = serving(BIAS), (drawn(torch, ROWS, KEYS), drawn(torch, 4))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from ...templates.runtime.gradient_tensors import _with_tensors, _without_tensors
+from ...templates.runtime.gradient_tensors import _Seen, _with_tensors, _without_tensors
 from ...templates.runtime.plans import (
     _MOST_STREAMS,
     _WORKSPACE,
@@ -280,16 +280,6 @@ class _Derived(NamedTuple):
     """Makes o and the log-sum-exp."""
     settings: tuple[Any, ...]
     """What the operator is told beside q, k and v, as gradients keep it: without the arrays."""
-
-
-class _Seen(NamedTuple):
-    """A call as the kernels of gradients see one of the operator."""
-
-    saved_tensors: tuple[Any, ...]
-    settings: tuple[Any, ...]
-    num_read: int
-    operator: str
-    needs_input_grad: tuple[Any, ...]
 
 
 def _differentiated(

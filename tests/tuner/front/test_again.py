@@ -504,13 +504,13 @@ def test_deterministic_gradients_are_asked_for_as_the_backward_pass_begins(
     arrays = [x.requires_grad_() for x in qkv(torch)]
     asked: list[bool] = []
     tensors = bound.bound_of(None).gradients()._tensors
-    repeats = type(tensors).repeats
+    planned = type(tensors).planned
 
-    def noted(self: Any, deterministic: bool, *others: Any) -> bool:
-        asked.append(deterministic)
-        return repeats(self, deterministic, *others)
+    def noted(self: Any, torch: Any, repeats: bool, *others: Any) -> Any:
+        asked.append(repeats)
+        return planned(self, torch, repeats, *others)
 
-    monkeypatch.setattr(type(tensors), "repeats", noted)
+    monkeypatch.setattr(type(tensors), "planned", noted)
     with gradient_kernels.computing(driver, *kernels_of(Scoring())):
         for wants in (False, True, False, True, False):
             o = flashgen.attention(*arrays)
