@@ -11,6 +11,7 @@ Two launches find it: one the longest of every few rows of keys, the other the r
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import e, log, log2, sqrt
 
 import numpy as np
@@ -27,8 +28,9 @@ from .workspace import Region
 #: What is done about keys out of reach, and what that parameter of kernels is about.
 WALKED, LEFT_OUT = "walked", "left_out"
 FAR_KEYS = "keys so far off that slopes leave them no weight: walked, or left out by lengths of rows"
-#: What asks for nothing else that may press keys down, or hide the one at a row's own place.
-ALIBI_ALONE = Scoring(alibi=True)
+#: What asks for nothing but slopes. Windows beside them hide no key at a row's own place, and sinks make all
+#: keys weigh less.
+SLOPES_ALONE = Scoring(alibi=True)
 #: Threads of a block of either launch, and the rows of keys, and of queries, that a warp of it takes.
 REACH_THREADS, LENGTH_KEYS, REACH_ROWS = 128, 16, 64
 #: The regions of a workspace that they leave.
@@ -43,8 +45,10 @@ LONGER, LOWER = 2.5, 2.4
 
 def why_not_left_out(problem: Problem) -> str | None:
     """Says why kernels cannot leave out what is out of reach; None where they can."""
-    if problem.scoring != ALIBI_ALONE:
-        return "slopes alone must press them down, and no mask but a causal one hide others"
+    if replace(problem.scoring, window=None, always=0, sinks=False) != SLOPES_ALONE:
+        return "slopes alone must press them down, and no mask but causal ones and windows hide others"
+    if problem.scores.needs_lists:
+        return "first keys that a window leaves seen are no neighbours of the others"
     if problem.has_scales or problem.has_key_scales or problem.latent:
         return "made for queries, keys and values of one type, each there by itself"
     if problem.layout is not DENSE or problem.append is not None:

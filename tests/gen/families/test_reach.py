@@ -41,6 +41,12 @@ WALKS: dict[str, tuple[Variant, str]] = {
 }
 #: Of rows and keys: ragged; more rows than keys, of which some see nothing under a causal mask; more keys.
 SHAPES = ((300, 300), (200, 75), (70, 500))
+#: What there may be beside slopes, and what may not.
+BESIDE = {
+    "window": Scoring(alibi=True, window=(90, 20)),
+    "sinks": Scoring(alibi=True, sinks=True),
+    "first keys": Scoring(alibi=True, window=(90, 20), always=2),
+}
 #: Slopes under which rows reach a few keys, some hundred, and all.
 STEEP, SLIGHT, LEVEL = 8.0, 0.3, 0.0
 
@@ -91,6 +97,23 @@ def test_what_is_left_out_is_not_missed(walk: str, dtype: str, causal: bool) -> 
     for slopes in ((STEEP, SLIGHT, LEVEL, 1.0), (STEEP,)):
         for rows, keys in SHAPES:
             found, expected = attend(build, rows, keys, slopes_of(problem, *slopes))
+            assert_close(found, expected, NUMBERS[dtype] + 2.0 * expected.change_error)
+
+
+@needs_compiler
+@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("name", ("window", "sinks"))
+@pytest.mark.parametrize("walk", ("overlapped", "three groups", "warps", "threads"))
+def test_windows_and_sinks_stand_beside_it(walk: str, name: str, causal: bool) -> None:
+    variant, card = WALKS[walk]
+    dtype = "f32" if walk == "threads" else "bf16"
+    problem = replace(problem_of(dtype, causal=causal), scoring=BESIDE[name])
+    build, rng = built(variant, problem, card), np.random.default_rng(2)
+    for slopes in ((STEEP, SLIGHT, LEVEL, 1.0), (STEEP,)):
+        for rows, keys in SHAPES:
+            sinks = {"sinks": rng.standard_normal(4, np.float32)} if name == "sinks" else {}
+            window = {"window_left": 90, "window_right": 20} if name == "window" else {}
+            found, expected = attend(build, rows, keys, {**slopes_of(problem, *slopes), **sinks, **window})
             assert_close(found, expected, NUMBERS[dtype] + 2.0 * expected.change_error)
 
 
@@ -198,7 +221,8 @@ def test_the_workspace_has_what_is_found() -> None:
     ("walk", "more", "changed", "words"),
     (
         ("overlapped", {"scoring": Scoring(alibi=True, softcap=30.0)}, {}, "slopes alone must press"),
-        ("overlapped", {"scoring": Scoring(alibi=True, window=(9, 0))}, {}, "slopes alone must press"),
+        ("overlapped", {"scoring": Scoring(alibi=True, chunk=8)}, {}, "slopes alone must press"),
+        ("threads", {"dtype": "f32", "scoring": BESIDE["first keys"]}, {}, "no neighbours of the others"),
         ("warps", {"scoring": Scoring()}, {}, "slopes alone must press them down"),
         ("threads", {"scoring": Scoring(alibi=True, lengths=True)}, {}, "slopes alone must press"),
         ("overlapped", {}, {"cluster": 2}, "nor for such as share keys"),
