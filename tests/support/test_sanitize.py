@@ -56,6 +56,8 @@ def test_the_sample_takes_every_legal_value(
     assert {(k.problem.head_dim, k.problem.head_dim_v) for k in mma} == set(HEAD_DIMS)
     assert {k.problem.causal for k in mma} == {False, True}
     for parameter in Mma.parameters():
+        if parameter.name in LEFT_TO_EMULATED_CARDS:
+            continue
         assert {getattr(k.variant, parameter.name) for k in mma} == set(parameter.choices)
     wgmma = [k for k in kernels if k.variant.family == "wgmma"]
     assert {k.problem.dtype for k in wgmma} == {"f16", "bf16", "f32", "e4m3"}
