@@ -10,11 +10,15 @@ import pytest
 from flashgen.gen.families.mma.family import Mma
 from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.families.wgmma.family import Wgmma
+from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
+from flashgen.gen.render import render
 from flashgen.gen.scoring.asked import Scoring
 from flashgen.gen.variant import Illegal, Variant
 from flashgen.gen.work import count_work
+from flashgen.tuner.cards.emulated import SimDevice
+from flashgen.tuner.evaluate import reference
 from flashgen.tuner.predict.prior import prior_of
 
 from tests.support.emulated import inputs, needs_compiler
@@ -254,3 +258,51 @@ def test_less_is_walked(walk: str) -> None:
     assert left.launches_in_front == 2 and left.bytes_in_front > 0 == walked.bytes_in_front
     prior = prior_of(problem, preset(card))
     assert prior(variant) < 0.7 * prior(replace(variant, far_keys="walked"))
+
+
+#: What makes the reach of some rows too short.
+WRONG = {
+    "no length": ("(most - own + depth) / slope", "(depth - own) / slope"),
+    "own score": ("(most - own + depth) / slope", "(most + own + depth) / slope"),
+    "some keys' lengths": ("longest = fmaxf(longest, length_of", "longest = fmaxf(0.0f, length_of"),
+    "one lane's rows": ("reach = largest_of_warp(reach);", ""),
+    "rows before all keys": ("+ float(next - place)", ""),
+    "the first of a block's rows": ("(place + kBr - 1 + reach)", "(place + reach)"),
+    "the last rows' reach": ("reach = max(reach, reaches_of", "reach = max(0, reaches_of"),
+}
+
+
+def missed(kernel: Kernel) -> float:
+    """The largest error of a kernel: one row of a block's first 64 is long, and a key far off outweighs all
+    others for it, of which its own scores little, or is hardly one; and where rows stand before all keys."""
+    problem, device, worst = kernel.problem, SimDevice("emulated", preset("gtx-1080")), 0.0
+    build, rng = device.toolchain().build(kernel), np.random.default_rng(7)
+    for rows, keys, slope, scores in (
+        (320, 320, 0.5, {25: 75.0}),
+        (320, 320, 0.5, {25: 75.0, 141: -50.0}),
+        (300, 40, 4.0, {}),
+    ):
+        shapes = ((2, heads, length, 16) for heads, length in ((4, rows), (2, keys), (2, keys)))
+        q, k, v = (0.5 * rng.standard_normal(shape, np.float32) for shape in shapes)
+        q[:, :, 141] *= 4.0
+        row = q[:, ::2, 141]
+        for key, score in scores.items():
+            k[:, :, key] = row * (score / SCALE / (row**2).sum(-1, keepdims=True))
+        values = slopes_of(problem, slope)
+        found = device.open().attend(build, q, k, v, scale=SCALE, want_lse=True, values=values)
+        expected = reference.attention(q, k, v, scale=SCALE, scores=problem.scores, values=values)
+        worst = max(worst, float(np.abs(found[0] - expected.o).max()))
+    return worst
+
+
+@needs_compiler
+@pytest.mark.parametrize("what", (None, *WRONG))
+def test_a_reach_that_is_too_short_is_noticed(what: str | None) -> None:
+    variant = replace(THREADS, br=128, bc=8, threads_per_block=128)
+    kernel = render(variant, problem_of("f32"), preset("gtx-1080"))
+    if what is None:
+        assert missed(kernel) < 1e-4
+        return
+    right, wrong = WRONG[what]
+    assert right in kernel.source
+    assert missed(replace(kernel, source=kernel.source.replace(right, wrong))) > 1e-2
