@@ -31,6 +31,8 @@ FAR_KEYS = "keys so far off that slopes leave them no weight: walked, or left ou
 #: What asks for nothing but slopes. Windows beside them hide no key at a row's own place, and sinks make all
 #: keys weigh less.
 SLOPES_ALONE = Scoring(alibi=True)
+#: Why blocks of several heads, and such as share keys, walk all.
+OWN_REACH = "not made for blocks of several heads, nor for such as share keys"
 #: Threads of a block of either launch, and the rows of keys, and of queries, that a warp of it takes.
 REACH_THREADS, LENGTH_KEYS, REACH_ROWS = 128, 16, 64
 #: The regions of a workspace that they leave.

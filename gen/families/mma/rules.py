@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import floor
 
 from ...columns import least
-from ...handover.reach import why_not_left_out
+from ...handover.reach import OWN_REACH, why_not_left_out
 from ...handover.split_keys import no_need_to_split, splits_too_little
 from ...limits import MEMORY_LATENCY_NS, PORTABLE_CLUSTER, WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
@@ -185,14 +185,16 @@ class RuledParameters(Parameters):
             return f"heads={self.heads}: heads in turn walk the same tiles of keys, each of these sees others"
         return None
 
-    @rule("combination", after="heads")
+    @rule("combination", after="far_keys")
     def _far_keys_have_no_weight(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if not self.leaves_far_keys_out:
-            return None
-        reason = why_not_left_out(problem)
-        if not reason and (self.pack_heads or self.heads > 1 or self.key_shares() > 1):
-            reason = "not made for blocks of several heads, nor for such as share keys"
+        reason = why_not_left_out(problem) if self.leaves_far_keys_out else None
         return f"far_keys={self.far_keys}: {reason}" if reason else None
+
+    @rule("combination", after="heads")
+    def _rows_have_a_reach_of_their_own(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.leaves_far_keys_out and (self.pack_heads or self.heads > 1 or self.key_shares() > 1):
+            return f"far_keys={self.far_keys}: {OWN_REACH}"
+        return None
 
     @rule("combination", after="block_order")
     def _heads_are_neighbours(self, problem: Problem, limits: DeviceLimits) -> str | None:

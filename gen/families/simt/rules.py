@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from operator import index
 
 from ...columns import least
-from ...handover.reach import why_not_left_out
+from ...handover.reach import OWN_REACH, why_not_left_out
 from ...handover.split_keys import no_need_to_split, splits_too_little
 from ...limits import KIB, WARP, DeviceLimits
 from ...problem import Problem
@@ -253,7 +253,7 @@ class RuledParameters(Parameters):
             return None
         reason = why_not_left_out(problem)
         if not reason and self.workspace_splits > 1:
-            reason = "not made for blocks that share keys"
+            reason = OWN_REACH
         return f"far_keys={self.far_keys}: {reason}" if reason else None
 
     @rule("block order", after="block_order", advisory=True)

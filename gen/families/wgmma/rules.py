@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...handover.reach import why_not_left_out
+from ...handover.reach import OWN_REACH, why_not_left_out
 from ...layout import DENSE
 from ...limits import DeviceLimits
 from ...problem import EIGHT, ITEM_BYTES, Problem
@@ -97,16 +97,20 @@ class RuledParameters(Parameters):
             return f"{what}: made for queries and keys that lie there whole, with one length each"
         return None
 
-    @rule("combination", after="cluster")
+    @rule("combination", after="far_keys")
     def _far_keys_have_no_weight(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if not self.leaves_far_keys_out:
             return None
         reason = why_not_left_out(problem)
         if not reason and self.splits_in_front:
             reason = f"not made for split={self.split}"
-        if not reason and (self.pack_heads or self.cluster > 1 or self.key_shares() > 1):
-            reason = "not made for blocks of several heads, nor for such as share keys"
         return f"far_keys={self.far_keys}: {reason}" if reason else None
+
+    @rule("combination", after="cluster")
+    def _rows_have_a_reach_of_their_own(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.leaves_far_keys_out and (self.pack_heads or self.cluster > 1 or self.key_shares() > 1):
+            return f"far_keys={self.far_keys}: {OWN_REACH}"
+        return None
 
     @rule("combination", after="promotion")
     def _sums_are_kept(self, problem: Problem, limits: DeviceLimits) -> str | None:

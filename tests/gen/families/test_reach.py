@@ -234,7 +234,7 @@ def test_the_workspace_has_what_is_found() -> None:
         ("overlapped", {}, {"splits": 2, "persistent": False}, "nor for such as share keys"),
         ("warps", {}, {"heads": 2, "q_in_registers": False}, "blocks of several heads"),
         ("warps", {}, {"key_warps": 2, "br": 16}, "such as share keys"),
-        ("threads", {"dtype": "f32"}, {"workspace_splits": 2}, "blocks that share keys"),
+        ("threads", {"dtype": "f32"}, {"workspace_splits": 2}, "such as share keys"),
         ("warps", {"page_size": 16}, {}, "lie there whole"),
         ("threads", {"dtype": "f32", "varlen": "uniform:8-99"}, {}, "lie there whole"),
     ),
