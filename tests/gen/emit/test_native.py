@@ -146,15 +146,25 @@ def test_a_program_is_proved_as_its_kernel(kernel: Kernel, built: Path) -> None:
 # ---- the library -------------------------------------------------------------------------------------------
 
 
-def test_the_library_is_called_by_its_example(kernel: Kernel, tmp_path: Path) -> None:
-    (tmp_path / "best.cu").write_text(emit_cuda(kernel, device="H200"))
+def write_library(kernel: Kernel, folder: Path) -> None:
+    (folder / "best.cu").write_text(emit_cuda(kernel, device="H200"))
     for name, text in library(kernel, "best").items():
-        (tmp_path / name).write_text(text)
-    emulated([tmp_path / "best.cu", tmp_path / "example.cpp"], tmp_path / "example")
-    done = run(tmp_path / "example")
+        (folder / name).write_text(text)
+        assert "\n\n\n" not in text and not re.search(r"[ \t]\n", text)
+
+
+def assert_example_is_right(kernel: Kernel, folder: Path) -> None:
+    """Builds the library's example, which calls the kernel, and has it check what that makes."""
+    emulated([folder / "best.cu", folder / "example.cpp"], folder / "example")
+    done = run(folder / "example")
     assert done.returncode == 0, done.stdout + done.stderr
     told = re.fullmatch(r"error against float64: (\S+), (\S+) allowed\n", done.stdout)
     assert told is not None and 0 < float(told[1]) <= float(told[2]) == kernel.problem.tolerance
+
+
+def test_the_library_is_called_by_its_example(kernel: Kernel, tmp_path: Path) -> None:
+    write_library(kernel, tmp_path)
+    assert_example_is_right(kernel, tmp_path)
 
 
 def nvcc_or_skip() -> Path:
@@ -256,11 +266,7 @@ def test_callers_bring_the_workspace_of_launches_in_front(kind: str, tmp_path: P
     kernel = render(variant, Problem(head_dim=32, num_q_heads=2, num_kv_heads=2, **asked), H200)
     assert kernel.workspace is not None and "cudaMalloc(&args.workspace, " in program(kernel)
     write_library(kernel, tmp_path)
-    emulated([tmp_path / "best.cu", tmp_path / "example.cpp"], tmp_path / "example")
-    done = run(tmp_path / "example")
-    assert done.returncode == 0, done.stdout + done.stderr
-    told = re.fullmatch(r"error against float64: (\S+), (\S+) allowed\n", done.stdout)
-    assert told is not None and 0 < float(told[1]) <= float(told[2]) == kernel.problem.tolerance
+    assert_example_is_right(kernel, tmp_path)
 
 
 #: Parameters that may be anything that fits.
@@ -277,15 +283,8 @@ def scored(request: pytest.FixtureRequest) -> Kernel:
 
 
 def test_a_library_with_masks_is_called_by_its_example(scored: Kernel, tmp_path: Path) -> None:
-    (tmp_path / "best.cu").write_text(emit_cuda(scored, device="H200"))
-    for name, text in library(scored, "best").items():
-        (tmp_path / name).write_text(text)
-        assert "\n\n\n" not in text and not re.search(r"[ \t]\n", text)
-    emulated([tmp_path / "best.cu", tmp_path / "example.cpp"], tmp_path / "example")
-    done = run(tmp_path / "example")
-    assert done.returncode == 0, done.stdout + done.stderr
-    told = re.fullmatch(r"error against float64: (\S+), (\S+) allowed\n", done.stdout)
-    assert told is not None and 0 < float(told[1]) <= float(told[2]) == scored.problem.tolerance
+    write_library(scored, tmp_path)
+    assert_example_is_right(scored, tmp_path)
 
 
 def test_a_program_reads_what_masks_read(tmp_path: Path) -> None:
@@ -386,22 +385,11 @@ def sequences_kernel(kind: str) -> Kernel:
     return render(SIMT, problem, H200)
 
 
-def write_library(kernel: Kernel, folder: Path) -> None:
-    (folder / "best.cu").write_text(emit_cuda(kernel, device="H200"))
-    for name, text in library(kernel, "best").items():
-        (folder / name).write_text(text)
-        assert "\n\n\n" not in text and not re.search(r"[ \t]\n", text)
-
-
 @pytest.mark.parametrize("kind", sampled([*SEQUENCES, *SERVING], 3, thorough=6))
 def test_a_library_of_sequences_is_called_by_its_example(kind: str, tmp_path: Path) -> None:
     kernel = sequences_kernel(kind)
     write_library(kernel, tmp_path)
-    emulated([tmp_path / "best.cu", tmp_path / "example.cpp"], tmp_path / "example")
-    done = run(tmp_path / "example")
-    assert done.returncode == 0, done.stdout + done.stderr
-    told = re.fullmatch(r"error against float64: (\S+), (\S+) allowed\n", done.stdout)
-    assert told is not None and 0 < float(told[1]) <= float(told[2]) == kernel.problem.tolerance
+    assert_example_is_right(kernel, tmp_path)
 
 
 @pytest.mark.nvcc

@@ -21,6 +21,7 @@ from tests.gen.families.test_wgmma_backward import check as hopper_check
 from tests.gen.families.test_wgmma_backward import kernel_of as hopper_kernel_of
 from tests.support.depth import sampled
 from tests.support.emulated import assert_tidy, needs_compiler
+from tests.support.given_gradients import given_of
 
 BUCKETS = (("bucket", "i32"), ("w", "f32"))
 SCORINGS = {
@@ -81,14 +82,12 @@ def differentiate(kernel: Kernel, shape: tuple[int, ...], *, rows: int = 70, key
     values = {"bias": np.broadcast_to(bias, (3, 4, rows, keys)), "sinks": rng.standard_normal(4, np.float32)}
     values = values_as_read(problem, values)
     asked = {"scale": scale, "scores": problem.scores, "values": values}
-    expected = reference.attention(q, k, v, **asked)
-    dout = rng.standard_normal(expected.o.shape, dtype=np.float32).astype(q.dtype)
-    given = {"q": q, "k": k, "v": v, "dout": dout, "o": expected.o.astype(q.dtype)}
-    given |= {"lse": expected.lse.astype(np.float32), "dlse": rng.standard_normal((3, 4, rows), np.float32)}
+    given = given_of(q, k, v, rng, **asked)
+    given["dlse"] = rng.standard_normal((3, 4, rows), np.float32)
     device = SimDevice("emulated", GTX_1080)
     build = device.toolchain().build(kernel)
     found = device.open().differentiate(build, given, scale=scale, values=values)
-    return found, gradients(q, k, v, dout, dlse=given["dlse"], **asked)
+    return found, gradients(q, k, v, given["dout"], dlse=given["dlse"], **asked)
 
 
 @needs_compiler

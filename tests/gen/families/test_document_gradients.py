@@ -19,6 +19,7 @@ from tests.gen.families.test_gradients import GTX_1080
 from tests.gen.families.test_gradients import kernel_of as kernel_of_threads
 from tests.gen.families.test_wgmma_backward import PROBLEM, SCORED_BY
 from tests.support.emulated import needs_compiler
+from tests.support.given_gradients import given_of
 
 H200 = preset("h200")
 #: Errors that are allowed, as a share of each head.
@@ -63,12 +64,9 @@ def test_rows_that_see_a_key_are_found(way: str, causal: bool) -> None:
             begins, ends = (x.astype(np.int32)[None] for x in bounds_of(kind, rows, keys))
             values = values_as_read(problem, {"document_begin": begins, "document_end": ends})
             asked = {"scale": scale, "scores": problem.scores, "values": values}
-            expected = reference.attention(q, k, v, **asked)
-            dout = rng.standard_normal(expected.o.shape, dtype=np.float32).astype(q.dtype)
-            given = {"q": q, "k": k, "v": v, "dout": dout, "o": expected.o.astype(q.dtype)}
-            given["lse"] = expected.lse.astype(np.float32)
+            given = given_of(q, k, v, rng, **asked)
             found = device.open().differentiate(build, given, scale=scale, values=values)
-            for name, each in gradients(q, k, v, dout, **asked).items():
+            for name, each in gradients(q, k, v, given["dout"], **asked).items():
                 if name in found:
                     errors = np.linalg.norm(found[name].astype(np.float64) - each.value, axis=(2, 3))
                     allowed = SHARES[way] * np.linalg.norm(each.value, axis=(2, 3))

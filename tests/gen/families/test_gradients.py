@@ -28,6 +28,7 @@ from flashgen.tuner.evaluate.validate import validate
 from tests.gen.families.test_packed import SCORINGS
 from tests.support.depth import sampled
 from tests.support.emulated import assert_tidy, needs_compiler
+from tests.support.given_gradients import given_of
 
 GTX_1080, A100 = PRESETS["gtx-1080"], PRESETS["a100"]
 PROBLEM = Problem(backward=True, head_dim=32, num_q_heads=4, num_kv_heads=2)
@@ -183,12 +184,9 @@ def differentiate(way: str, rows: int = 70, keys: int = 90):
     rng, scale = np.random.default_rng(0), 32**-0.5
     shapes = ((2, 4, rows, 32), (2, 2, keys, 32))
     q, k, v = reference.random_inputs("normal", *shapes, scale=scale, rng=rng, dtype=problem.dtype)
-    expected = reference.attention(q, k, v, scale=scale, scores=problem.scores)
-    dout = rng.standard_normal(expected.o.shape, dtype=np.float32).astype(q.dtype)
-    given = {"q": q, "k": k, "v": v, "dout": dout, "o": expected.o.astype(q.dtype)}
-    given["lse"] = expected.lse.astype(np.float32)
+    given = given_of(q, k, v, rng, scale=scale, scores=problem.scores)
     found = device.open().differentiate(device.toolchain().build(kernel), given, scale=scale)
-    return found, gradients(q, k, v, dout, scale=scale, scores=problem.scores)
+    return found, gradients(q, k, v, given["dout"], scale=scale, scores=problem.scores)
 
 
 @needs_compiler

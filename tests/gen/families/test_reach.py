@@ -22,7 +22,7 @@ from flashgen.tuner.evaluate import reference
 from flashgen.tuner.predict.prior import prior_of
 
 from tests.support.emulated import inputs, needs_compiler
-from tests.support.scored_attention import SCALE, assert_close, attend, built
+from tests.support.scored_attention import SCALE, assert_close, attend, built, is_legal
 
 H200 = preset("h200")
 #: The largest errors, by type.
@@ -78,18 +78,13 @@ def case_of(problem: Problem, rows: int, keys: int):
     return inputs(problem, rows, keys, SCALE, batch=problem.batch, **heads)
 
 
-def is_legal(walk: str, problem: Problem) -> bool:
-    variant, card = WALKS[walk]
-    try:
-        variant.check(problem, preset(card))
-    except Illegal:
-        return False
-    return True
-
-
 def cases():
     every = [(w, d, c) for w in WALKS for d in NUMBERS for c in (False, True)]
-    return [each for each in every if is_legal(each[0], problem_of(each[1], causal=each[2]))]
+    return [
+        (walk, dtype, causal)
+        for walk, dtype, causal in every
+        if is_legal(WALKS[walk][0], problem_of(dtype, causal=causal), WALKS[walk][1])
+    ]
 
 
 @needs_compiler

@@ -28,6 +28,7 @@ from flashgen.tuner.evaluate.validate import check_case, validate
 from tests.gen.families.test_packed import SCORINGS
 from tests.support.depth import sampled
 from tests.support.emulated import assert_tidy, needs_compiler
+from tests.support.given_gradients import given_of
 
 H200 = PRESETS["h200"]
 PROBLEM = Problem(backward=True, dtype="bf16", num_q_heads=4, num_kv_heads=2)
@@ -564,10 +565,7 @@ def test_the_same_bits_are_made_every_run(way: str, causal: bool) -> None:
     shapes = ((1, 4, 150, problem.head_dim), (1, 2, 300, problem.head_dim))
     q, k, v = reference.random_inputs("normal", *shapes, scale=0.1, rng=rng, dtype=problem.dtype)
     v = np.ascontiguousarray(v[..., : problem.head_dim_v])
-    expected = reference.attention(q, k, v, scale=0.1, scores=problem.scores)
-    dout = rng.standard_normal(expected.o.shape, dtype=np.float32).astype(q.dtype)
-    given = {"q": q, "k": k, "v": v, "dout": dout, "o": expected.o.astype(q.dtype)}
-    given["lse"] = expected.lse.astype(np.float32)
+    given = given_of(q, k, v, rng, scale=0.1, scores=problem.scores)
     build = SimDevice("emulated", H200).toolchain().build(kernel)
     first, *others = (SimRunner(H200, seed=seed).differentiate(build, given, scale=0.1) for seed in range(4))
     for other in others:
