@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import e, log, log2, sqrt
+from typing import Any
 
 import numpy as np
 
@@ -99,7 +100,8 @@ def mean_tiles_in_reach(
     return float(np.maximum(end - first, 0).mean())
 
 
-def bytes_read_in_front(problem: Problem) -> int:
-    """Returns what both launches read: queries once, and keys twice."""
+def work_in_front(problem: Problem) -> dict[str, Any]:
+    """Returns what both launches add to a kernel's `Work`: they read queries once, and keys twice."""
     rows = problem.num_q_heads * problem.seqlen_q + 2 * problem.num_kv_heads * problem.seqlen_k
-    return ITEM_BYTES[problem.dtype] * problem.batch * rows * problem.head_dim
+    read = ITEM_BYTES[problem.dtype] * problem.batch * rows * problem.head_dim
+    return {"launches_in_front": len(reach_launches()), "bytes_in_front": read}

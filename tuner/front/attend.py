@@ -15,7 +15,7 @@ from ...templates.runtime.gradient_plans import _NOTHING_READ
 from ...templates.runtime.gradient_tensors import _Settings
 from ...templates.runtime.plans import _NOTHING_BESIDE, _Beside
 from ...templates.runtime.scored_gradients import _in_order, _wanted, _WantedGradients
-from ...templates.runtime.scored_kinds import _arrays_of, _either, _sizes_of
+from ...templates.runtime.scored_kinds import _MOST_SERVED, _NUMBERS, _arrays_of, _either, _sizes_of
 from ...templates.runtime.scored_values import Scored, TileLists, _Asked
 from .asked import Asked, Formula, asked_of
 from .bound import Bound, outline
@@ -59,10 +59,6 @@ class Call(NamedTuple):
         return bool(self.named or self.buffers) or self.mask is not None or self.score is not None
 
 
-#: Of calls that ask for masks and changes of scores, how many that differ are remembered.
-_MOST_SERVED = 1024
-#: What says the same of all calls with it.
-_NUMBERS = (int, float, bool)
 #: Masks and changes of scores that have names.
 _NAMED = ("window", "always", "chunk", "prefix", "lengths", "documents", "dilation", "tree", "softcap")
 _NAMED += ("alibi_slopes", "sinks")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from ...handover.reach import bytes_read_in_front, reaches_of_heads
+from ...handover.reach import reaches_of_heads, work_in_front
 from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...scored_tiles.change import changed_tile
@@ -102,9 +102,8 @@ def mma_work(variant: Mma, problem: Problem, limits: DeviceLimits) -> BlockWork:
         left_bytes=variant.left_bytes(problem),
         shares=variant.workspace_splits,
         evicts_first=variant.evict_first,
-        launches_in_front=len(variant.launches_in_front(problem)),
-        bytes_in_front=bytes_read_in_front(problem) if reaches else 0.0,
         pace=PADDED_PACE if variant.layout == PADDED and problem.head_dim >= PADDED_COLUMNS else 1.0,
+        **(work_in_front(problem) if reaches else {}),
     )
 
 

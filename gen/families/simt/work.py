@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import log2
 
-from ...handover.reach import bytes_read_in_front, reaches_of_heads
+from ...handover.reach import reaches_of_heads, work_in_front
 from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...scored_tiles.change import scaled_change
@@ -91,9 +91,8 @@ def simt_work(variant: Simt, problem: Problem, limits: DeviceLimits) -> BlockWor
         heads_interleaved=variant.block_order == "heaviest_first",
         left_bytes=variant.left_bytes(problem),
         shares=variant.workspace_splits,
-        launches_in_front=len(variant.launches_in_front(problem)),
-        bytes_in_front=bytes_read_in_front(problem) if reaches else 0.0,
         loop_instructions=products + compute.alu + compute.exp + compute.shuffles + moves,
+        **(work_in_front(problem) if reaches else {}),
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ...handover.reach import bytes_read_in_front, mean_tiles_in_reach, reaches_of_heads
+from ...handover.reach import mean_tiles_in_reach, reaches_of_heads, work_in_front
 from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...scored_tiles.arrays import met_by
@@ -202,8 +202,7 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
             variant, problem, scores
         )
     if reaches:
-        in_front = len(variant.launches_in_front(problem))
-        split |= {"launches_in_front": in_front, "bytes_in_front": bytes_read_in_front(problem)}
+        split |= work_in_front(problem)
     return GroupWork(
         groups=groups,
         score_cycles=flops * (products * d * score_size + ramp) / WGMMA_FLOPS_PER_CLOCK,
