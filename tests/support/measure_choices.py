@@ -5,11 +5,13 @@
 
 The first line needs no card: choosing takes seconds for each problem. For every problem and every family
 that serves it, candidates are the first variants that `flashgen tune` would try (``--first``): winners of the
-library, then what the cost model expects most of. Without ``--plan`` they are built and validated in
-processes side by side; then one process times them, the card to itself, and the fastest four in turns; the
-fastest is validated in full and keeps its class's promise, or the next one does. ``--table`` gets the times,
-as `flashgen.tuner.exchange.measured_tables` reads them, ``--out`` the winners, as `flashgen tune` keeps them.
-``--minutes`` bounds it all; what is not reached then is named.
+library, then what the cost model expects most of. With ``--around`` they are so many of the library's kernel
+of the problem, first itself, then what differs from it in one parameter, then in two: what has come since it
+was tuned shows there. Without ``--plan`` they are built and validated in processes side by side; then one
+process times them, the card to itself, and those near the fastest in turns, as the card gets slower while it
+gets warm; the fastest is validated in full and keeps its class's promise, or the next one does. ``--table``
+gets the times, as `flashgen.tuner.exchange.measured_tables` reads them, ``--out`` the winners, as `flashgen
+tune` keeps them. ``--minutes`` bounds it all; what is not reached then is named.
 
 The first form of this script made tests/data/measured_h200_later.json, of suites backward, varlen, few and
 mla: up to fourteen variants of a family, and beside them those that had won by then.
@@ -22,6 +24,7 @@ import contextlib
 import json
 import math
 import os
+import random
 import signal
 import sys
 import time
@@ -30,7 +33,7 @@ from concurrent.futures import Future, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import zip_longest
+from itertools import combinations, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +43,7 @@ from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import DeviceLimits, preset_of
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.gen.variant import Variant
+from flashgen.gen.variant import Illegal, Variant
 from flashgen.tuner.build.compile import usable_cores
 from flashgen.tuner.build.protocol import Build, Toolchain
 from flashgen.tuner.cards.device import Device, Runner, Timing
@@ -66,8 +69,9 @@ from flashgen.tuner.tune.winner import faster_in_library, tuned_kernel, write_fi
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.support.ended_pool import pool_of
 
-#: Candidates that are timed in turns, how often, and the milliseconds that each is timed for before.
-FINALISTS, ROUNDS, BUDGET_MS = 4, 14, 18.0
+#: Candidates that are timed in turns at most, how often, and the milliseconds that each is timed for before;
+#: those beside the fastest take so many times as long then, at most, be it that the card had got warm.
+FINALISTS, ROUNDS, BUDGET_MS, NEAR = 24, 14, 18.0, 1.15
 #: Kernels that take so many times as long as the fastest are no part of a table: their few launches tell
 #: more of pauses of the card than of them.
 FAR = 5.0
@@ -128,10 +132,47 @@ def first_choices(
     return [proposal.variant for proposal in search.ask_many(count)]
 
 
+def around(problem: Problem, limits: DeviceLimits, kernels: Sequence[Variant], count: int) -> list[Variant]:
+    """Returns up to ``count`` variants: the kernels, and what differs from one of them in one parameter, or
+    in two; the order of either is random, but the same every time."""
+    changes = [
+        (kernel, {parameter.name: value})
+        for kernel in kernels
+        for parameter in type(kernel).parameters()
+        for value in parameter.choices
+        if value != kernel.to_dict()[parameter.name]
+    ]
+    chance = random.Random(SEED)
+    chance.shuffle(changes)
+    pairs = [
+        (kernel, one | other)
+        for (kernel, one), (same, other) in combinations(changes, 2)
+        if kernel is same and one.keys().isdisjoint(other)
+    ]
+    chance.shuffle(pairs)
+    found = list(kernels)
+    for kernel, change in (*changes, *pairs):
+        if len(found) >= count:
+            break
+        variant = type(kernel).from_dict(kernel.to_dict() | change)
+        with contextlib.suppress(Illegal):
+            variant.check(problem, limits)
+            if variant not in found and variant.advice(problem, limits) is None:
+                found.append(variant)
+    return found[:count]
+
+
 def planned(
-    suites: Sequence[str], families: Sequence[str], limits: DeviceLimits, out: Path, count: int
+    suites: Sequence[str],
+    families: Sequence[str],
+    limits: DeviceLimits,
+    out: Path,
+    count: int,
+    *,
+    is_around: bool,
 ) -> Iterator[Case]:
-    """Yields the problems of the suites that a family serves, or one of those named."""
+    """Yields the problems of the suites that a family serves, or one of those named: with first choices, or
+    with what is around the library's kernels of just these problems."""
     entries = library.entries(library.folders(out))
     for suite in suites:
         for each in workloads([suite]):
@@ -141,7 +182,12 @@ def planned(
                 print(f"{each.name}: {refused}", flush=True)
                 continue
             named = [family for family in serving if not families or family.family in families]
-            found = [v for f in named for v in first_choices(each.problem, f, limits, entries, count)]
+            if is_around:
+                kept = [e.kernel for e in entries if e.kernel.problem == each.problem and not e.predicted]
+                kernels = [k.variant for k in kept if k.arch == limits.arch and type(k.variant) in named]
+                found = around(each.problem, limits, tuple(dict.fromkeys(kernels)), count)
+            else:
+                found = [v for f in named for v in first_choices(each.problem, f, limits, entries, count)]
             if found:
                 yield Case(suite, each.name, each.problem, tuple(found))
 
@@ -256,12 +302,12 @@ def timed(asked: tuple[Problem, Sequence[tuple[Build, float]]]) -> list[Timed]:
             found.append(figures(build, timing, error))
             best = min(best or math.inf, median(timing.times_us))
         found.sort(key=lambda each: each.us)
-        top = found[:FINALISTS]
+        top = [each for each in found[:FINALISTS] if each.us <= NEAR * found[0].us]
         timings = runner.measure_interleaved([each.build for each in top], problem, rounds=ROUNDS)
     again = [
         figures(each.build, timing, each.figures.error) for each, timing in zip(top, timings, strict=True)
     ]
-    return sorted(again, key=lambda each: each.us) + found[FINALISTS:]
+    return sorted(again, key=lambda each: each.us) + found[len(top) :]
 
 
 def proved(asked: tuple[Build, Problem]) -> float:
@@ -404,7 +450,7 @@ def table(cases: Sequence[Case], found: Sequence[Sequence[Timed]], device: Devic
     suites = ", ".join(dict.fromkeys(case.suite for case in cases))
     about = (
         f"{'Predicted' if device.predicted else 'Median'} times of kernels of suites {suites} on "
-        f"{limits.name}, of each problem's fastest {FINALISTS} in turns, without those that spill or take "
+        f"{limits.name}, of each problem's fastest in turns, without those that spill or take "
         f"over {FAR:g} times as long as the fastest: [us, registers, family, parameters that are not the "
         "defaults]."
     )
@@ -433,6 +479,9 @@ def main(words: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("suites", nargs="+", choices=SUITES, metavar="SUITE", help=", ".join(SUITES))
     parser.add_argument("--first", type=int, default=14, help="candidates of each family (14)")
+    parser.add_argument(
+        "--around", type=int, default=0, metavar="N", help="so many around the library's kernel instead"
+    )
     parser.add_argument("--family", action="append", default=[], help="of this family alone; may be repeated")
     parser.add_argument("--device", help="the card (0), or with --plan its preset (h200)")
     parser.add_argument(
@@ -448,9 +497,10 @@ def main(words: Sequence[str] | None = None) -> None:
         parser.error("name --table or --out for what is timed, or --plan with the --candidates to write")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     out = asked.out or library.shipped_folder()
+    count, is_around = asked.around or asked.first, asked.around > 0
     if asked.plan:
         limits = limits_named(asked.device or "h200")
-        cases = list(planned(asked.suites, asked.family, limits, out, asked.first))
+        cases = list(planned(asked.suites, asked.family, limits, out, count, is_around=is_around))
         write_plan(asked.candidates, cases)
         print(f"{sum(len(case.variants) for case in cases)} candidates of {len(cases)} problems")
         return
@@ -462,7 +512,7 @@ def main(words: Sequence[str] | None = None) -> None:
     if asked.candidates:
         cases = read_plan(asked.candidates, asked.suites, asked.family)
     else:
-        cases = list(planned(asked.suites, asked.family, device.limits, out, asked.first))
+        cases = list(planned(asked.suites, asked.family, device.limits, out, count, is_around=is_around))
     run = Measuring(cases, device, asked.processes, asked.minutes)
     found = run.time_all()
     if asked.table:

@@ -54,6 +54,22 @@ def test_a_table_is_read_as_those_of_measured_times_are(tmp_path: Path):
     assert json.loads(text)["sets"][0]["rows"][0] == [10.0, 40, "simt", {"br": 32}]
 
 
+def test_what_is_around_a_kernel_differs_in_one_parameter_and_then_in_two():
+    def differing(variant: Variant) -> int:
+        return sum(value != Simt().to_dict()[name] for name, value in variant.to_dict().items())
+
+    problem = replace(SMALL, batch=4, num_q_heads=16, num_kv_heads=16, seqlen_q=4096, seqlen_k=4096)
+    found = script.around(problem, H200, [Simt()], 60)
+    steps = [differing(variant) for variant in found]
+    assert len(set(found)) == 60 and steps == sorted(steps) and set(steps) == {0, 1, 2}
+    for variant in found[1:]:
+        variant.check(problem, H200)
+        assert variant.advice(problem, H200) is None
+    assert found == script.around(problem, H200, [Simt()], 60)
+    assert script.around(problem, H200, [Simt()], 3) == found[:3]
+    assert script.around(problem, H200, [], 3) == []
+
+
 def test_a_plan_is_read_as_it_was_written(tmp_path: Path):
     cases = [
         script.Case("small", "short", SMALL, (Simt(br=32), Simt())),
