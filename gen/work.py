@@ -328,6 +328,7 @@ def walk_tiles(
     rows_per_warp = br // warps
     schedulers = gcd(warps, SCHEDULERS)
     listed = seen_shares(problem, -(-br // packed), bc, q_tiles).tolist()
+    shift = problem.seqlen_k - problem.seqlen_q
 
     def seen(first_row: int, end_row: int) -> int:
         """Returns how many tiles lie between what the first of these rows sees first and what the last of
@@ -335,8 +336,8 @@ def walk_tiles(
         first_position, last_position = first_row // packed, -(-min(end_row, rows) // packed) - 1
         first_key, end_key = first_keys[first_position], end_keys[last_position]
         if reaches:
-            positions = first_position, last_position
-            return round(mean_tiles_in_reach(problem, reaches, positions, (first_key, end_key), bc))
+            places = first_position + shift, last_position + shift
+            return round(mean_tiles_in_reach(reaches, places, (first_key, end_key), bc))
         return -(-end_key // bc) - first_key // bc if first_key < end_key else 0
 
     def walk(q_tile: int, blocks: int = 1) -> Walk:

@@ -10,6 +10,7 @@ from itertools import groupby
 import numpy as np
 
 from ..formula.derivative import derivative
+from ..handover.reach import mean_tiles_in_reach
 from ..problem import ITEM_BYTES, Problem
 from ..scoring.scores import BATCH, SCORE, laid_over
 from ..scoring.values import typical_values
@@ -27,17 +28,26 @@ READS_PER_SUM = 2.8
 
 
 @lru_cache(maxsize=4096)
-def walk_of_keys(problem: Problem, bc: int, br: int, warps: int) -> tuple[Walk, ...]:
+def walk_of_keys(
+    problem: Problem, bc: int, br: int, warps: int, reaches: tuple[float, ...] = ()
+) -> tuple[Walk, ...]:
     """Counts the walks of the tiles of ``bc`` keys of one head, the first one first: past each come, in tiles
-    of ``br``, the query rows of all heads that share the keys which see some of them. Of packed sequences
-    the walks are those of all."""
+    of ``br``, the query rows of all heads that share the keys which see some of them. ``reaches``: how far
+    from their places the rows of each head look, of which the mean counts. Of packed sequences the walks are
+    those of all."""
     if problem.layout.is_packed:
         return _of_sequences(lambda alone: walk_of_keys(alone, bc, br, warps), problem)
     begins, ends = _bounds(problem)
-    found = []
+    found, shift = [], problem.seqlen_k - problem.seqlen_q
     for first in range(0, problem.seqlen_k, bc):
         first_row = int(np.searchsorted(ends, first, side="right"))
         end_row = int(np.searchsorted(begins, min(first + bc, problem.seqlen_k), side="left"))
+        if reaches:
+            places = first - shift, min(first + bc, problem.seqlen_k) - 1 - shift
+            found.append(
+                round(mean_tiles_in_reach(reaches, places, (first_row, end_row), br) * problem.group)
+            )
+            continue
         rows = end_row - first_row // br * br if first_row < end_row else 0
         found.append(-(-rows // br) * problem.group)
     return _walks(found, warps)

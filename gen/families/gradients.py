@@ -87,6 +87,7 @@ class GradientVariant(Variant):
         scores read."""
         main, plan = self.launch(problem, limits), self.plan(problem, limits)
         planned = () if plan is None else (plan.launch,)
+        planned += self.launches_in_front(problem)
         statistics = statistics_launch(packed=problem.layout.is_packed)
         of_buffers = (each.launch for each in buffer_gradients(problem.scores))
         if self.summed_columns(problem):

@@ -7,6 +7,9 @@ bound by lengths (Cauchy and Schwarz), whatever the inputs are: of such whose le
 in reach.
 
 Two launches find it: one the longest of every few rows of keys, the other the reach of every few of queries.
+Gradients begin with what their forward pass knows of each row, its log-sum-exp: what weighs nothing beside
+that has no gradient to tell of. There blocks keep keys, which all rows of a head pass by, and hand on what
+they add up from one to the next; so one reach is found for all rows of the heads that share keys.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ OWN_REACH = "not made for blocks of several heads, nor for such as share keys"
 #: Threads of a block of either launch, and the rows of keys, and of queries, that a warp of it takes.
 REACH_THREADS, LENGTH_KEYS, REACH_ROWS = 128, 16, 64
 #: The regions of a workspace that they leave.
-KEY_LENGTHS, REACHES = "key_lengths", "reaches"
+KEY_LENGTHS, REACHES, REACH_OF_HEADS = "key_lengths", "reaches", "reach_of_heads"
 #: Powers of two by which what is left out lies below what is known, as the launch has it: those of float32,
 #: and one for both sides.
 DEPTH = 25.0
@@ -68,12 +71,17 @@ def reach_launches() -> tuple[Launch, Launch]:
     )
 
 
-def reach_regions() -> tuple[Region, ...]:
-    """Returns where in a workspace what they find is."""
+def reach_regions(*, of_heads: bool = False) -> tuple[Region, ...]:
+    """Returns where in a workspace what they find is; ``of_heads``: for gradients."""
     of_keys = BATCH * KV_HEADS * divided_up(KEYS, Constant(LENGTH_KEYS))
+    lengths = Region(KEY_LENGTHS, of_keys, f"the length of the longest of {LENGTH_KEYS} rows of keys")
+    if of_heads:
+        return lengths, Region(
+            REACH_OF_HEADS, BATCH * KV_HEADS, "how far from their places keys weigh anything"
+        )
     of_rows = BATCH * Q_HEADS * divided_up(ROWS, Constant(REACH_ROWS))
     return (
-        Region(KEY_LENGTHS, of_keys, f"the length of the longest of {LENGTH_KEYS} rows of keys"),
+        lengths,
         Region(REACHES, of_rows, f"how far from their places keys of {REACH_ROWS} rows weigh anything"),
     )
 
@@ -90,13 +98,13 @@ def reaches_of_heads(problem: Problem) -> tuple[float, ...]:
 
 
 def mean_tiles_in_reach(
-    problem: Problem, reaches: tuple[float, ...], rows: tuple[int, int], keys: tuple[int, int], bc: int
+    reaches: tuple[float, ...], places: tuple[int, int], span: tuple[int, int], size: int
 ) -> float:
-    """Returns how many tiles of ``bc`` keys, of those from the first of ``keys`` to before the second, are in
-    reach of any of these rows, the last of them included, in the mean of heads."""
-    places = np.array(rows) + problem.seqlen_k - problem.seqlen_q
-    first = np.maximum(keys[0], places[0] - np.array(reaches)) // bc
-    end = -(-np.minimum(keys[1], places[1] + np.array(reaches) + 1) // bc)
+    """Returns how many tiles of ``size`` keys, or rows, of those from the first of a ``span`` to before the
+    second, are in reach of any of these places among them, the last of which is included, in the mean of
+    heads."""
+    first = np.maximum(span[0], places[0] - np.array(reaches)) // size
+    end = -(-np.minimum(span[1], places[1] + np.array(reaches) + 1) // size)
     return float(np.maximum(end - first, 0).mean())
 
 

@@ -139,6 +139,7 @@ GRADIENTS: tuple[Tuned, ...] = (
             "turns": "free",
             "sums": "handed_on",
             "walk": "down",
+            "far_keys": "walked",
         },
         device={
             "name": "NVIDIA H200",

@@ -165,6 +165,13 @@ inline float atomicAdd(float* address, float value) {
   return before;
 }
 inline int atomicAdd(int* address, int value) { return __atomic_fetch_add(address, value, __ATOMIC_RELAXED); }
+inline int atomicMax(int* address, int value) {
+  int before = __atomic_load_n(address, __ATOMIC_RELAXED);
+  while (before < value && !__atomic_compare_exchange_n(
+                               address, &before, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+  return before;
+}
 
 // ---- barriers and warp-wide functions ----------------------------------------------------------------------------
 // The last parameter is the line of the call, for messages.

@@ -269,15 +269,15 @@ def _walks(
     begins, ends = _interval(problem)
 
     listed = seen_shares(problem, -(-rows // packed), bc, -(-all_rows // rows)).tolist()
+    shift = problem.seqlen_k - problem.seqlen_q
 
     def seen(first_row: int, count: int) -> int:
         last_row = min(first_row + count, all_rows) - 1
         first_key, end_key = int(begins[first_row // packed]), int(ends[last_row // packed])
         tiles = -(-end_key // bc) - first_key // bc
         if reaches:
-            return round(
-                mean_tiles_in_reach(problem, reaches, (first_row, last_row), (first_key, end_key), bc)
-            )
+            places = first_row + shift, last_row + shift
+            return round(mean_tiles_in_reach(reaches, places, (first_key, end_key), bc))
         return max(0, round(listed[first_row // rows] * tiles))
 
     walks = [seen(tile * br // rows * rows, rows) for tile in range(query_tiles)]

@@ -45,6 +45,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from ...expression import Constant, divided_up
+from ...handover.reach import reach_regions
 from ...handover.split_tiles import (
     ARRAYS_OF_GRADIENTS,
     TILE_ROWS,
@@ -113,15 +114,16 @@ class WgmmaBackward(UsedTiles, RuledParameters):
         return tuple(replace(each, tensor_maps=maps) if each.role == QUERIES_ROLE else each for each in made)
 
     def workspace_of(self, problem: Problem, main: Launch) -> Workspace:
-        workspace = super().workspace_of(problem, main)
+        regions = super().workspace_of(problem, main).regions
         if self.counts_turns:
             # Right behind the sums, where kernels look for it.
             turns = Region(TURNS, Constant(1), "the turns that blocks have taken")
-            return Workspace((*workspace.regions, turns, *self._handed_regions()))
-        if not is_split(problem):
-            return workspace
-        tiles = tile_regions(chunks(problem.head_dim), chunks(problem.head_dim_v))
-        return Workspace((*workspace.regions, *tiles))
+            regions += (turns, *self._handed_regions())
+        if is_split(problem):
+            regions += tile_regions(chunks(problem.head_dim), chunks(problem.head_dim_v))
+        if self.leaves_far_keys_out:
+            regions += reach_regions(of_heads=True)
+        return Workspace(regions)
 
     def _handed_regions(self) -> tuple[Region, ...]:
         if not self.hands_on_sums:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd
 
+from ...handover.reach import FAR_KEYS, LEFT_OUT, WALKED
 from ...handover.split_tiles import TILE_ROWS
 from ...launch import TensorMap
 from ...limits import DeviceLimits
@@ -143,6 +144,7 @@ class Parameters(GradientVariant):
         doc="rows that pass by, where sums are handed on: from the last one down, or up",
         implied=True,
     )
+    far_keys: str = param(WALKED, LEFT_OUT, doc=FAR_KEYS, implied=True)
 
     @property
     def consumers(self) -> int:

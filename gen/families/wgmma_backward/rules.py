@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...handover.reach import why_not_left_out
 from ...limits import DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...variant import FIRST_PARAMETER, Verdict, rule
@@ -295,6 +296,15 @@ class RuledParameters(RulesOfParts):
         if self.walk != DOWN and not self.hands_on_sums:
             return f"walk={self.walk}: for sums that are handed on, against the order of keys"
         return None
+
+    @rule("combination", after="far_keys")
+    def _far_keys_have_no_weight(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if not self.leaves_far_keys_out:
+            return None
+        reason = why_not_left_out(problem)
+        if not reason and self.dq_path not in (BULK, ATOMICS):
+            reason = f"with dq_path={self.dq_path} rows, or clusters, take what they see"
+        return f"far_keys={self.far_keys}: {reason}" if reason else None
 
     @rule("combination", after="walk", advisory=True)
     def _walks_begin_where_masks_do(self, problem: Problem, limits: DeviceLimits) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...handover.reach import reaches_of_heads, work_in_front
 from ...handover.split_tiles import CHUNK_WORDS, TILE_ROWS, UNIT_WORDS
 from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
@@ -78,21 +79,23 @@ ALU_PER_TILE = 60
 @count_work.register
 def wgmma_backward_work(variant: WgmmaBackward, problem: Problem, limits: DeviceLimits) -> LaunchesWork:
     """Returns the work of a kernel of this family on a problem and a card."""
-    moved = moved_by_statistics(problem)
+    in_front = work_in_front(problem) if variant.leaves_far_keys_out else {}
+    others = in_front.get("launches_in_front", 0)
+    moved = moved_by_statistics(problem) + in_front.get("bytes_in_front", 0)
     smem_bytes = variant.smem_bytes(problem, limits)
     if is_split(problem):
         moved += moved_by_sums(problem, problem.head_dim) + _moved_by_splitting(problem)
         of_parts = _launch(_of_keys_in_parts(variant, problem), variant.threads(), smem_bytes, limits)
-        return LaunchesWork((of_parts,), others=4, moved_bytes=moved, by_warpgroups=True)
+        return LaunchesWork((of_parts,), others=4 + others, moved_bytes=moved, by_warpgroups=True)
     blocks = _of_keys(variant, problem)
     of_keys = _launch(blocks, variant.threads(), smem_bytes, limits, variant.min_blocks)
     if not variant.reads_sums:
         # What blocks hand on stays in L2, of a cluster's in shared memory.
         moved += problem.num_q_heads * problem.total_q * problem.head_dim * ITEM_BYTES[problem.dtype]
-        return LaunchesWork((of_keys,), others=1, moved_bytes=moved, by_warpgroups=True)
+        return LaunchesWork((of_keys,), others=1 + others, moved_bytes=moved, by_warpgroups=True)
     if columns := variant.summed_columns(problem):
         moved += moved_by_sums(problem, columns)
-        return LaunchesWork((of_keys,), others=2, moved_bytes=moved, by_warpgroups=True)
+        return LaunchesWork((of_keys,), others=2 + others, moved_bytes=moved, by_warpgroups=True)
     threads_of_rows, smem_of_rows, _ = variant.blocks_of_queries(problem)
     of_rows = _launch(_of_rows(variant, problem), threads_of_rows, smem_of_rows, limits)
     return LaunchesWork((of_rows, of_keys), others=1, moved_bytes=moved, by_warpgroups=True)
@@ -118,7 +121,7 @@ def _of_keys(variant: WgmmaBackward, problem: Problem) -> BlockWork:
     warps = variant.consumers * GROUP_WARPS
     per_tile, sums = Counts(l2_bytes=bytes_of_rows(problem, br)), 0
     once, heads = _moved(2 * bytes_of_keys(problem, variant.bc)), heads_of(problem, problem.num_kv_heads)
-    walks = walk_of_keys(problem, variant.bc, br, warps)
+    walks = walk_of_keys(problem, variant.bc, br, warps, _reaches(variant, problem))
     if variant.sums_queries:
         compute += _queries(variant, problem)
     if variant.sums_in_cluster:
@@ -150,6 +153,11 @@ def _of_keys(variant: WgmmaBackward, problem: Problem) -> BlockWork:
     )
     share = SHARE_OF_KEYS if variant.ranges == OF_KEYS else 1.0
     return _with_waits(block, problem, (variant.bc, br), share)
+
+
+def _reaches(variant: WgmmaBackward, problem: Problem) -> tuple[float, ...]:
+    """How far rows look, by head; none where they look at all that they see."""
+    return reaches_of_heads(problem) if variant.leaves_far_keys_out else ()
 
 
 def _pace(variant: WgmmaBackward, problem: Problem) -> float:
@@ -196,7 +204,7 @@ def _of_keys_in_parts(variant: WgmmaBackward, problem: Problem) -> BlockWork:
         once=_moved(kept + bytes_of_keys(problem, variant.bc)),
         per_tile=Counts(l2_bytes=passing + READS_PER_SUM * added * variant.consumers),
         per_warp_tile=compute,
-        walks=walk_of_keys(problem, variant.bc, rows, warps),
+        walks=walk_of_keys(problem, variant.bc, rows, warps, _reaches(variant, problem)),
         heads=heads_of(problem, problem.num_kv_heads),
         warps=warps,
         heads_share_keys=False,
