@@ -23,6 +23,15 @@ _COARSE = ((0.99969670, -0.32457365, 0.09357443), 0.8, (1e-7, 1e7))
 _FINE = ((1.0, -0.33332597, 0.13313116, -0.0522118, 0.01561262), 0.6, None)
 #: The same of two powers, to 2^-11.1.
 _CUBIC = ((0.99956185, -0.31221090), 0.41, (1e-7, 1e7))
+#: Those of float32 by three powers, to 2^-23.5, and by four, to 2^-23.8. By any, what float32 makes of the
+#: argument's factor is within 2^-22.9.
+_FINE_QUINTIC = ((0.99999994, -0.33329662, 0.1305036), 0.19, None)
+_FINE_SEPTIC = ((0.99999994, -0.33331902, 0.13282467, -0.04815025), 0.38, None)
+#: What tangents within exponents are made of by how many powers, approximate ones and others.
+_IN_POWERS = {
+    True: {2: _CUBIC, 3: _COARSE},
+    False: {3: _FINE_QUINTIC, 4: _FINE_SEPTIC, 5: _FINE},
+}
 _OF_PLACES = frozenset(each.name for each in (BATCH, HEAD, QUERY, KEY))
 
 
@@ -44,23 +53,25 @@ class SmallTangent:
 @dataclass(frozen=True)
 class TangentInPowers:
     """A hyperbolic tangent of the raw score times a factor, where that is small: what its odd powers are
-    multiplied by, and up to which size it is small, as long as the factor is between bounds."""
+    multiplied by, and up to which size it is small, as long as the factor is between bounds; without these,
+    powers are to be had of the product alone."""
 
     factor: Expression
     coefficients: tuple[float, ...]
     largest: float
-    bounds: tuple[float, float]
+    bounds: tuple[float, float] | None
 
 
-def tangent_in_powers(body: Expression, number: int) -> TangentInPowers | None:
+def tangent_in_powers(body: Expression, number: int, *, approximate: bool) -> TangentInPowers | None:
     """Returns an expression that is a hyperbolic tangent of a multiple of the raw score, and nothing else, in
-    so many odd powers, two or three; None: it is another. An error of 2^-11 of it is borne."""
+    so many odd powers: three, two if ``approximate``, where an error of 2^-11 of it is borne, else also four
+    or five. None: it is another."""
     if not isinstance(body, Apply) or body.function != "tanh":
         return None
     factor = _factor_of_raw(body.operands[0])
     if factor is None:
         return None
-    return TangentInPowers(factor, *{2: _CUBIC, 3: _COARSE}[number])
+    return TangentInPowers(factor, *_IN_POWERS[approximate][number])
 
 
 def small_tangent(body: Expression, *, approximate: bool) -> SmallTangent | None:

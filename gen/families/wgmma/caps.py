@@ -10,21 +10,25 @@ from __future__ import annotations
 from functools import lru_cache
 
 from ...problem import Problem
+from ...scored_tiles.change import steady_change
 from ...scored_tiles.tangents import TangentInPowers, tangent_in_powers
-from .parameters import CUBIC, POLYNOMIAL, QUINTIC, is_split
+from .parameters import CUBIC, NONIC, POLYNOMIAL, QUINTIC, SEPTIC, is_split
 from .ramps import change_of_tiles
 
-#: The odd powers that tangents within exponents have.
+#: The odd powers that tangents within exponents have, of 16 bits and of float32.
 _POWERS = {CUBIC: 2, QUINTIC: 3}
+_FINE_POWERS = {QUINTIC: 3, SEPTIC: 4, NONIC: 5}
+WITHIN_EXPONENTS = (*_POWERS, SEPTIC, NONIC)
 
 
 @lru_cache(maxsize=256)
 def cap_in_exponents(problem: Problem, tangent: str) -> TangentInPowers | None:
     """Returns the hyperbolic tangent that a kernel takes within exponents; None: it does not, or cannot."""
-    change = change_of_tiles(problem, (), tangent) if tangent in _POWERS and not is_split(problem) else None
+    powers = _FINE_POWERS if is_split(problem) else _POWERS
+    change = steady_change(problem, small_tangents=False) if tangent in powers else None
     if change is None or change.row_values or change.bends:
         return None
-    return tangent_in_powers(change.body, _POWERS[tangent])
+    return tangent_in_powers(change.body, powers[tangent], approximate=not is_split(problem))
 
 
 @lru_cache(maxsize=256)
@@ -35,8 +39,10 @@ def why_no_such_tangent(problem: Problem, tangent: str) -> str | None:
     change = change_of_tiles(problem)
     if change is None or change.tangent is None:
         return "no hyperbolic tangent of a multiple of scores"
-    if is_split(problem):
+    if is_split(problem) and tangent not in _FINE_POWERS:
         return f"{problem.dtype} has tangents of its own precision"
-    if tangent in _POWERS and cap_in_exponents(problem, tangent) is None:
+    if not is_split(problem) and tangent in (SEPTIC, NONIC):
+        return f"{problem.dtype} bears tangents of fewer powers"
+    if tangent in WITHIN_EXPONENTS and cap_in_exponents(problem, tangent) is None:
         return "not made for scores of which more becomes than a tangent"
     return None

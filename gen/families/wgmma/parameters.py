@@ -28,6 +28,7 @@ SEGMENTS = "segments"
 SEGMENT_KEYS = 2048
 #: How hyperbolic tangents of scores are taken.
 POLYNOMIAL, UNIT, MIXED, CUBIC, QUINTIC = "polynomial", "unit", "mixed", "cubic", "quintic"
+SEPTIC, NONIC = "septic", "nonic"
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,8 @@ class Parameters(Variant):
         MIXED,
         CUBIC,
         QUINTIC,
+        SEPTIC,
+        NONIC,
         doc="tangents of small scores: polynomials, special functions, by turns, or within exponents",
         implied=True,
     )

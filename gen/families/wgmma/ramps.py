@@ -18,8 +18,9 @@ def change_of_tiles(
     problem: Problem, arrays: tuple[TileArray, ...] = (), tangent: str = POLYNOMIAL
 ) -> TileChange | None:
     """Returns a problem's change of scores as warpgroups make it, tiles of ``arrays`` at hand; None: there is
-    none. ``tangent``: how it takes hyperbolic tangents."""
-    small = tangent in (POLYNOMIAL, MIXED)
+    none. ``tangent``: how it takes hyperbolic tangents, in float32 those that it cannot take within exponents
+    as well as where it takes none there."""
+    small = tangent in (POLYNOMIAL, MIXED) or is_split(problem)
     return steady_change(problem, arrays, ramp=_products_have_time(problem), small_tangents=small)
 
 

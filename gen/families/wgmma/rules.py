@@ -11,8 +11,8 @@ from ...problem import EIGHT, ITEM_BYTES, Problem
 from ...scored_tiles.arrays import tile_arrays
 from ...variant import rule
 from ..shared_rules import why_not_both_ways, why_not_swizzled
-from .caps import why_no_such_tangent
-from .parameters import CUBIC, FREE, HEADS, QUINTIC, ROWS, TILES, Parameters, is_split
+from .caps import WITHIN_EXPONENTS, why_no_such_tangent
+from .parameters import FREE, HEADS, ROWS, TILES, Parameters, is_split
 from .registers import (
     REGISTERS_BESIDE_SUMS,
     consumer_registers,
@@ -210,7 +210,7 @@ class RuledParameters(Parameters):
     def _tangents_are_taken(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if reason := why_no_such_tangent(problem, self.tangent):
             return f"tangent={self.tangent}: {reason}"
-        if self.tangent in (CUBIC, QUINTIC) and self.rescale != "lazy":
+        if self.tangent in WITHIN_EXPONENTS and self.rescale != "lazy":
             return f"tangent={self.tangent}: not made for rescale={self.rescale}"
         return None
 

@@ -24,7 +24,7 @@ from ...work import Counts, Walk, Work, count_work, heads_alike, sequences_alone
 from ..scoring_work import array_counts, pair_counts, period_counts
 from .caps import cap_in_exponents
 from .family import Wgmma
-from .parameters import GROUP, GROUP_ROWS, MIXED, POLYNOMIAL, PRODUCTS, SEGMENT_KEYS, UNIT
+from .parameters import GROUP, GROUP_ROWS, MIXED, POLYNOMIAL, PRODUCTS, SEGMENT_KEYS, UNIT, is_split
 from .ramps import change_of_tiles, ramp_columns
 from .registers import SPLITTERS
 from .shared_memory import CHUNK, UNIT_ROWS, chunks, partial_bytes, qk_chunks, tensor_maps, tiles_ahead
@@ -349,9 +349,11 @@ def _asked(variant: Wgmma, problem: Problem, limits: DeviceLimits, masked_share:
     cap = cap_in_exponents(problem, variant.tangent)
     if cap is not None:
         pairs = variant.bc / 2
-        within = Counts(ffma=len(cap.coefficients) * pairs, alu=CAP_BOUND_SLOTS * pairs)
+        # Where scores leave their keys' unit by themselves, it takes one more to make arguments of them.
+        makes_arguments = is_split(problem) and not variant.splits_in_front
+        within = Counts(ffma=(len(cap.coefficients) + makes_arguments) * pairs, alu=CAP_BOUND_SLOTS * pairs)
         otherwise = max(masked_share, partial if scores.predicate else 0.0)
-        counts = changed_by(UNIT) * otherwise + within * (1.0 - otherwise)
+        counts = changed_by(variant.tangent) * otherwise + within * (1.0 - otherwise)
     elif variant.tangent == MIXED:
         counts = (changed_by(POLYNOMIAL) + changed_by(UNIT)) * 0.5
     else:

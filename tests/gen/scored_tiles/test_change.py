@@ -224,21 +224,38 @@ def test_small_tangents_are_had_by_multiply_adds(approximate, error, cap):
         assert np.abs(found / expected - 1).max() <= error
 
 
-@pytest.mark.parametrize("number", [2, 3])
-def test_tangents_within_exponents_are_near_and_keep_the_order(number):
+@pytest.mark.parametrize(
+    ("number", "approximate"), [(2, True), (3, True), (3, False), (4, False), (5, False)]
+)
+def test_tangents_within_exponents_are_near_and_keep_the_order(number, approximate):
     change = scores_of(Scoring(softcap=30.0)).change
     assert change is not None
-    tile = tile_change(change, approximate=True, small_tangents=False)
+    tile = tile_change(change, approximate=approximate, small_tangents=False)
     assert tile.tangent is None
-    found = tangent_in_powers(tile.body, number)
+    found = tangent_in_powers(tile.body, number, approximate=approximate)
     assert found is not None and len(found.coefficients) == number
     assert found.factor.python() == "_score_scale * (1.0 / softcap)"
     x = np.linspace(1e-6, found.largest, 10_000)
     tangents = sum(each * x ** (2 * i + 1) for i, each in enumerate(found.coefficients))
-    assert np.abs(tangents / np.tanh(x) - 1).max() <= 2**-11 and (np.diff(tangents) > 0).all()
+    error = 2**-11 if approximate else 2**-23.45
+    assert np.abs(tangents / np.tanh(x) - 1).max() <= error and (np.diff(tangents) > 0).all()
     with_slopes = scores_of(Scoring(softcap=30.0, alibi=True)).change
     assert with_slopes is not None
-    assert tangent_in_powers(tile_change(with_slopes, small_tangents=False).body, number) is None
+    sloped = tile_change(with_slopes, small_tangents=False).body
+    assert tangent_in_powers(sloped, number, approximate=approximate) is None
+
+
+@pytest.mark.parametrize("number", [3, 4, 5])
+def test_tangents_within_exponents_are_those_of_float32_when_computed_in_it(number):
+    change = scores_of(Scoring(softcap=30.0)).change
+    assert change is not None
+    found = tangent_in_powers(tile_change(change, small_tangents=False).body, number, approximate=False)
+    assert found is not None
+    x = np.linspace(1e-6, found.largest, 100_000, dtype=np.float32)
+    square, factor = x * x, np.zeros_like(x)
+    for each in reversed(found.coefficients):
+        factor = (square.astype(float) * factor + np.float32(each)).astype(np.float32)  # rounded once
+    assert np.abs(x.astype(float) * factor / np.tanh(x.astype(float)) - 1).max() <= 2**-22.9
 
 
 def test_what_is_no_number_is_not_small():

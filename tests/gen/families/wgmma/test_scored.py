@@ -286,6 +286,11 @@ def test_small_scores_and_large_ones_are_capped_alike(dtype, walk):
     assert_right(*attend(built(WALKS[walk], problem), 150, 170, {"softcap": 2.5}, (q, k, v)), dtype)
 
 
+#: Further ways of float32 that launches in front split.
+IN_FRONT = {
+    "in front, overlapped": replace(MAIN, split="in_front", bc=48, order_of_groups="exponentials"),
+    "in front, three groups": replace(MAIN, split="in_front", br=192, bc=64, persistent=False),
+}
 #: What is asked beside a soft cap: whole tiles and partial ones, listed ones, some that meet an array.
 BESIDE_A_CAP = {
     "alone": Scoring(softcap=2.5),
@@ -302,19 +307,22 @@ BESIDE_A_CAP = {
     sampled(
         [
             (tangent, beside, walk, dtype)
-            for dtype in ("bf16", "e4m3", "f16")
-            for tangent in ("cubic", "unit", "quintic", "mixed")
+            for dtype in ("bf16", "e4m3", "f16", "f32")
+            for tangent in ("cubic", "unit", "quintic", "mixed", "septic", "nonic")
             for beside, scoring in BESIDE_A_CAP.items()
-            for walk in ("tail", "overlapped", "chained", "three groups")
-            if is_legal(replace(WALKS[walk], rescale="lazy", tangent=tangent), problem_of(scoring, dtype))
+            for walk in ("tail", "overlapped", "chained", "three groups", "by tiles", "in front", *IN_FRONT)
+            if is_legal(
+                replace({**WALKS, **IN_FRONT}[walk], rescale="lazy", tangent=tangent),
+                problem_of(scoring, dtype),
+            )
         ],
         4,
-        thorough=16,
+        thorough=24,
     ),
 )
 def test_tangents_are_right_however_they_are_taken(tangent, beside, walk, dtype):
     problem = problem_of(BESIDE_A_CAP[beside], dtype)
-    variant = replace(WALKS[walk], rescale="lazy", tangent=tangent)
+    variant = replace({**WALKS, **IN_FRONT}[walk], rescale="lazy", tangent=tangent)
     q, k, v = inputs(problem, 150, 270, SCALE, batch=2)
     q[:, :, 16:100] = (q[:, :, 16:100].astype(np.float32) * 0.05).astype(q.dtype)
     k[:, :, 60:100] = (k[:, :, 60:100].astype(np.float32) * 30).astype(k.dtype)
@@ -331,8 +339,21 @@ def test_tangents_are_a_choice_where_scores_take_one():
         for problem in (problem_of(PLAIN), problem_of(Scoring(alibi=True))):
             with pytest.raises(Illegal, match="no hyperbolic tangent of a multiple of scores"):
                 render(variant, problem, H200)
+        fine = problem_of(Scoring(softcap=30.0), "f32")
+        if tangent == "quintic":
+            assert is_legal(variant, fine)
+            continue
         with pytest.raises(Illegal, match="f32 has tangents of its own precision"):
-            render(variant, problem_of(Scoring(softcap=30.0), "f32"), H200)
+            render(variant, fine, H200)
+    for tangent in ("septic", "nonic"):
+        variant = replace(MAIN, tangent=tangent)
+        with pytest.raises(Illegal, match="bf16 bears tangents of fewer powers"):
+            render(variant, capped, H200)
+        assert is_legal(variant, problem_of(Scoring(softcap=30.0), "f32"))
+        with pytest.raises(Illegal, match="more becomes than a tangent"):
+            render(variant, problem_of(Scoring(softcap=30.0, alibi=True), "f32"), H200)
+        with pytest.raises(Illegal, match="not made for rescale=always"):
+            render(replace(variant, rescale="always"), problem_of(Scoring(softcap=30.0), "f32"), H200)
     with pytest.raises(Illegal, match="more becomes than a tangent"):
         render(replace(MAIN, tangent="cubic"), sloped, H200)
     with pytest.raises(Illegal, match="not made for rescale=always"):
