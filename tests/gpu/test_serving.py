@@ -65,6 +65,15 @@ SPECIAL: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         )
         for tangent in ("polynomial", "unit", "mixed", "cubic", "quintic")
     },
+    **{
+        f"soft cap in float32, {tangent}, {split}": (
+            "wgmma",
+            {"head_dim": 64, "head_dim_v": 64, "scoring": Scoring(softcap=30.0)},
+            {"tangent": tangent, "split": split, "bc": 64},
+        )
+        for tangent in ("polynomial", "quintic", "septic", "nonic")
+        for split in ("in_place", "in_front")
+    },
     "latent": ("latent", {"dtype": "bf16", "latent": True, **FEW}, {}),
     "latent in pages": ("latent", {"dtype": "f16", "latent": True, "page_size": 64, **FEW}, {}),
     "latent in float32": ("simt", {"latent": True, **FEW}, {}),

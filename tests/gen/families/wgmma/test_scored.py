@@ -286,6 +286,8 @@ def test_small_scores_and_large_ones_are_capped_alike(dtype, walk):
     assert_right(*attend(built(WALKS[walk], problem), 150, 170, {"softcap": 2.5}, (q, k, v)), dtype)
 
 
+#: The tangents within exponents that float32 has.
+FINE = ("quintic", "septic", "nonic")
 #: Further ways of float32 that launches in front split.
 IN_FRONT = {
     "in front, overlapped": replace(MAIN, split="in_front", bc=48, order_of_groups="exponentials"),
@@ -330,6 +332,46 @@ def test_tangents_are_right_however_they_are_taken(tangent, beside, walk, dtype)
     assert_right(*attend(built(variant, problem), 150, 270, values, (q, k, v)), dtype)
 
 
+@needs_compiler
+@pytest.mark.parametrize(
+    ("tangent", "walk"),
+    sampled([(each, walk) for each in FINE for walk in ("overlapped", "by tiles", "in front", *IN_FRONT)], 2),
+)
+def test_tangents_of_float32_are_right_at_any_scale(tangent, walk):
+    """Also of scores so large or small that units are at their ends, and of caps that make none small."""
+    problem = problem_of(Scoring(softcap=2.5), "f32")
+    build = built(replace({**WALKS, **IN_FRONT}[walk], tangent=tangent), problem)
+    q, k, v = inputs(problem, 70, 170, SCALE, batch=2)
+    q[:, :, 16:60] *= np.float32(0.05)
+    for scale in (-0.3, 0.0, 1e-36, 4.0, 1e30):
+        assert_right(*attend(build, 70, 170, {"softcap": 2.5}, (q, k, v), scale=scale), "f32")
+    for softcap in (1e-30, -2.5, 1e9):
+        assert_right(*attend(build, 70, 170, {"softcap": softcap}, (q, k, v)), "f32")
+    for queries, keys in ((1e-20, 1.0), (1e17, 1e17), (0.0, 1.0)):
+        case = q * np.float32(queries), k * np.float32(keys), v
+        assert_right(*attend(build, 70, 170, {"softcap": 2.5}, case), "f32")
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("tangent", "walk", "causal"),
+    sampled(
+        [
+            (tangent, walk, causal)
+            for tangent in FINE
+            for walk in ("chained", "in front", *IN_FRONT)
+            for causal in (False, True)
+        ],
+        1,
+        thorough=8,
+    ),
+)
+def test_tangents_of_float32_hold_the_suite(tangent, walk, causal):
+    problem = problem_of(CAPPED, "f32", causal=causal)
+    variant = replace({**WALKS, **IN_FRONT}[walk], tangent=tangent)
+    assert 0 < check(Setting(variant, problem, H200), seed=3) <= problem.tolerance
+
+
 def test_tangents_are_a_choice_where_scores_take_one():
     capped, sloped = problem_of(Scoring(softcap=30.0)), problem_of(Scoring(softcap=30.0, alibi=True))
     for tangent in ("unit", "mixed", "cubic", "quintic"):
@@ -345,7 +387,7 @@ def test_tangents_are_a_choice_where_scores_take_one():
             continue
         with pytest.raises(Illegal, match="f32 has tangents of its own precision"):
             render(variant, fine, H200)
-    for tangent in ("septic", "nonic"):
+    for tangent in FINE[1:]:
         variant = replace(MAIN, tangent=tangent)
         with pytest.raises(Illegal, match="bf16 bears tangents of fewer powers"):
             render(variant, capped, H200)
@@ -364,9 +406,11 @@ def test_tangents_are_a_choice_where_scores_take_one():
 
 
 def test_tangents_are_paid_for_by_how_they_are_taken():
-    def counted(tangent: str, scoring: Scoring = CAPPED, **more: Any) -> GroupWork:
-        problem = problem_of(scoring, seqlen_q=4096, seqlen_k=4096, head_dim=64, **more)
-        found = count_work(Wgmma(br=128, bc=64, tangent=tangent), problem, H200)
+    def counted(
+        tangent: str, scoring: Scoring = CAPPED, dtype: str = "bf16", split: str = "in_place", **more: Any
+    ) -> GroupWork:
+        problem = problem_of(scoring, dtype, seqlen_q=4096, seqlen_k=4096, head_dim=64, **more)
+        found = count_work(Wgmma(br=128, bc=64, tangent=tangent, split=split), problem, H200)
         assert isinstance(found, GroupWork)
         return found
 
@@ -375,6 +419,11 @@ def test_tangents_are_paid_for_by_how_they_are_taken():
     assert counted("mixed").asked_functions == scores / 2 and counted("mixed").asked_slots == 3.5 * scores
     assert counted("cubic").asked_functions == 0 and counted("cubic").asked_slots == 2.25 * scores
     assert counted("quintic").asked_slots == 3.25 * scores
+    for i, tangent in enumerate(FINE):
+        for split, slots in (("in_place", 4.25), ("in_front", 3.25)):
+            fine = counted(tangent, dtype="f32", split=split)
+            assert fine.asked_slots == (slots + i) * scores and fine.asked_functions == 0
+            assert fine.asked_slots < counted("polynomial", dtype="f32", split=split).asked_slots
     narrow = Scoring(softcap=30.0, window=(60, 0))  # of which no tile is whole
     assert counted("cubic", narrow, causal=True) == counted("unit", narrow, causal=True)
 
