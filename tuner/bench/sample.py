@@ -66,8 +66,13 @@ class GradientSample:
             # Rows that are given nothing take no time.
             given = np.zeros((*q.shape[:3], p.head_dim_v))
             given[0, 0, self._rows] = _host(inputs.passed["dout"][batch, head])[self._rows]
-            scale = p.head_dim**-0.5
-            found = gradients(q, k, v, given, scale=scale, scores=p.scores, values=inputs.values)
+            found = gradients(
+                *(q, k, v, given),
+                scale=p.head_dim**-0.5,
+                scores=p.scores,
+                values=inputs.values,
+                first=(batch, head),
+            )
             self._expected[batch, head] = found["dq"].value[0, 0, self._rows]
 
     def error(self, found: Any) -> float:

@@ -78,7 +78,7 @@ def check_gradients(
             dlse=arrays["dlse"][:, :, each.rows] if case.want_lse else None,
             scores=problem.scores,
             values=values,
-            first_batch=each.number,
+            first=(each.number, 0),
             unit=weight_bound(problem, exact),
             tanh_error=tanh_error(problem),
         )

@@ -64,7 +64,7 @@ def gradients(
     dlse: np.ndarray | None = None,
     scores: Scores = FULL,
     values: Mapping[str, Any] | None = None,
-    first_batch: int = 0,
+    first: tuple[int, int] = (0, 0),
     unit: float = UNIT,
     tanh_error: float = 0.0,
 ) -> dict[str, Gradient]:
@@ -74,14 +74,14 @@ def gradients(
     the names of `gen.operation.gradient_name`.
 
     Arrays are (batch, heads, seqlen, head_dim), heads of k and v grouped; ``scores`` and ``values`` are as in
-    `flashgen.tuner.evaluate.reference.attention`, as is ``tanh_error``; the first batch of q is
-    ``first_batch`` there. ``unit`` is the relative error of a term that spreads are of: where a change of
-    scores flattens, how fast it rises is known less well, and counts more. Rows whose ``dout`` and
+    `flashgen.tuner.evaluate.reference.attention`, as are ``tanh_error`` and ``first``, the batch and the head
+    there that the first of q are. ``unit`` is the relative error of a term that spreads are of: where a
+    change of scores flattens, how fast it rises is known less well, and counts more. Rows whose ``dout`` and
     ``dlse`` are nothing add nothing, and take no time.
     """
     batch, num_q_heads, seqlen_q, _ = q.shape
     num_kv_heads, seqlen_k = k.shape[1:3]
-    asked = AskedPairs(scores, values or {}, (0, 0), num_q_heads, seqlen_q, seqlen_k)
+    asked = AskedPairs(scores, values or {}, (0, 0), first[1] + num_q_heads, seqlen_q, seqlen_k)
     rates = None
     if scores.change is not None:
         rates = replace(scores, change=derivative(scores.change, SCORE.name))
@@ -92,11 +92,11 @@ def gradients(
     }
     step = max(1, MAX_SCORE_BYTES // (8 * max(1, seqlen_k)))
     given = np.any(dout, axis=-1) if dlse is None else np.any(dout, axis=-1) | (dlse != 0)
-    for b, h, first in np.ndindex(batch, num_q_heads, -(-seqlen_q // step)):
-        part = np.flatnonzero(given[b, h])[first * step : (first + 1) * step]
+    for b, h, turn in np.ndindex(batch, num_q_heads, -(-seqlen_q // step)):
+        part = np.flatnonzero(given[b, h])[turn * step : (turn + 1) * step]
         if not part.size:
             continue
-        at, kv_head = (first_batch + b, h, part), h // (num_q_heads // num_kv_heads)
+        at, kv_head = (first[0] + b, first[1] + h, part), h // (num_q_heads // num_kv_heads)
         terms = _Terms.of(
             asked, rates, at, scale, q[b, h, part], k[b, kv_head], v[b, kv_head], dout[b, h, part],
             0.0 if dlse is None else np.asarray(dlse, np.float64)[b, h, part, None], unit, tanh_error,
@@ -106,7 +106,7 @@ def gradients(
         terms.add_values(found["dv"], (b, kv_head))
         for each in of_buffers:
             if each.is_of_sinks:
-                terms.add_sink(found[each.name], h)
+                terms.add_sink(found[each.name], first[1] + h)
             for load, rate in each.rates:
                 terms.add_elements(
                     found[each.name], replace(asked, scores=replace(scores, change=rate)), load

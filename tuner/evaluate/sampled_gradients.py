@@ -108,7 +108,7 @@ def check_packed_gradient_sample(runner: Runner, build: Build, problem: Problem,
             scale=sample.scale,
             scores=problem.scores,
             values=sample.values,
-            first_batch=number,
+            first=(number, 0),
             unit=weight_bound(problem, sizes),
             tanh_error=tanh_error(problem),
         )
