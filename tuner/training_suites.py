@@ -12,6 +12,8 @@ _TOKENS, _WIDTH = 16384, 2048
 _ODD = ((40, 4096), (72, 2048), (80, 1024), (96, 2048), (112, 2048), (192, 2048))
 #: A row's own key and those before it that it sees, as libraries count a window.
 _WINDOW = 128
+#: Documents of packed training, as outputs are timed under in suite `masks`.
+_DOCUMENTS = 16
 
 
 def _gradients(
@@ -39,6 +41,8 @@ def _backward() -> tuple[Workload, ...]:
             _gradients("bf16", head_dim, 16384, True, f"window{_WINDOW}-", window=(_WINDOW - 1, 0))
             for head_dim in (64, 128)
         ),
+        _gradients("bf16", 128, 16384, True, f"document{_DOCUMENTS}-", documents=_DOCUMENTS),
+        _gradients("bf16", 64, 8192, True, "alibi-", alibi=True),
     )
 
 

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from flashgen.gen.problem import Problem
 from flashgen.gen.scoring.asked import Scoring
+from flashgen.gen.scoring.values import typical_values
 from flashgen.tuner.bench.ladder_result import CASES
 from flashgen.tuner.suites import SUITES, workload_named, workloads
 
@@ -118,3 +120,15 @@ def test_gradients_are_those_that_rivals_were_timed_on() -> None:
         assert problem.backward and problem.flops == replace(problem, backward=False).flops * 5 // 2
         if problem.scoring.is_plain:
             assert workload_named(problem.name).problem == problem
+
+
+def test_gradients_under_documents_and_slopes_are_of_what_outputs_are_timed_on() -> None:
+    of_outputs, of_gradients = SUITES["masks"].problems, SUITES["backward"].problems
+    for name, problem in (
+        ("document16-bf16-d128-16384c", of_outputs["document16-d128-16384c"]),
+        ("alibi-bf16-d64-8192c", of_outputs["alibi-d64-8192c"]),
+    ):
+        assert of_gradients[f"backward-{name}"] == replace(problem, backward=True)
+        drawn, expected = (typical_values(p) for p in (of_gradients[f"backward-{name}"], problem))
+        assert drawn.keys() == expected.keys()
+        assert all(np.array_equal(drawn[each], expected[each]) for each in expected)

@@ -170,14 +170,14 @@ USUAL_HEAD_DIMS = (64, 128, 256)
 def _kind_of_gradients(problem: Problem) -> str:
     if problem.dtype == "f32":
         return "float32"
-    if problem.scoring.window is not None:
-        return "windows"
+    if not problem.scoring.is_plain:
+        return "masks and changes of scores"
     return f"head dim {problem.head_dim}" if problem.head_dim in USUAL_HEAD_DIMS else "other head dims"
 
 
 def _short(name: str) -> str:
     """A workload's name without what its panel says."""
-    return re.sub(r"^backward-(window\d+-)?(bf16-|f32-)?", "", name)
+    return re.sub(r"^backward-(.*?)(?:bf16|f32)-", r"\1", name)
 
 
 def bars(suite: str, rows: Sequence[Row], run: BenchRun) -> Figure:

@@ -427,9 +427,15 @@ def test_gradients_are_drawn_by_head_dim_and_what_else_is_special() -> None:
         "head dim 256": "d256-512",
         "other head dims": "d40-4096c",
         "float32": "d64-4096",
-        "windows": "d64-16384c",
+        "masks and changes of scores": "window128-d64-16384c",
     }
     assert sum(len(panel.groups) for panel in panels) == len(SUITES["backward"].workloads)
+    masked = next(panel for panel in panels if panel.title.startswith("masks"))
+    assert [name for name, _ in masked.groups][1:] == [
+        "window128-d128-16384c",
+        "document16-d128-16384c",
+        "alibi-d64-8192c",
+    ]
 
 
 def test_the_ladder_has_a_table_of_its_own() -> None:
