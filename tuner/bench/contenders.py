@@ -54,6 +54,10 @@ class Contender:
     """Whether nothing but its gradients is timed."""
     rows_first: bool = False
     """Whether it takes rows before heads, of which gradients are taken where they lie."""
+    trains_under: frozenset[str] = frozenset()
+    """What of `Scoring` its gradients are timed under, one of it at least; where it is empty, always."""
+    patience: float = 1.0
+    """So many times as long as others its gradients may take for their first call."""
 
     def missing(self) -> str:
         """Returns why the contender cannot run here; empty where it can."""
@@ -89,7 +93,8 @@ class Contender:
         if problem.dtype not in self.dtypes:
             return False
         if problem.backward:
-            return self.trains
+            asked = problem.scoring.to_dict()
+            return self.trains and (not self.trains_under or not self.trains_under.isdisjoint(asked))
         return not self.gradients_alone and (problem.layout is not DENSE or DENSE in self.layouts)
 
 
@@ -143,6 +148,8 @@ def _flex(inputs: Inputs) -> Call:
 
 
 HALVES = ("f16", "bf16")
+#: Its kernels of gradients take over a minute to compile, beside those of outputs.
+FLEX_PATIENCE = 2.0
 SERVING = (DENSE, PACKED, PAGED, PACKED_PAGED)
 #: What sequences of each layout are called, where one is not served.
 LAYOUT_WORDS = {
@@ -190,7 +197,12 @@ _FASTEST: Mapping[str, Contender] = {
         Contender(
             *("torch-varlen", "PyTorch, packed", varlen, HALVES),
             module="torch.nn.attention.varlen",
+            features=frozenset({"documents"}),
             layouts=SERVING[1:],
+            trains=True,
+            # Else they are those of FlashAttention-2, which `flash` has.
+            trains_under=frozenset({"documents"}),
+            rows_first=True,
         ),
         Contender("flashmla", "FlashMLA", flash_mla, HALVES, module="flash_mla", layouts=(PAGED,)),
         Contender("nested", "PyTorch, jagged tensors", nested, layouts=(PACKED,)),
@@ -223,7 +235,16 @@ _FASTEST: Mapping[str, Contender] = {
             trains=True,
             rows_first=True,
         ),
-        Contender("flex", "FlexAttention", _flex, turn=2, features=EVERYTHING, layouts=(DENSE, PACKED)),
+        # Under plain masks others do without a minute of compiling for each row.
+        Contender(
+            *("flex", "FlexAttention", _flex),
+            turn=2,
+            features=EVERYTHING,
+            layouts=(DENSE, PACKED),
+            trains=True,
+            trains_under=EVERYTHING,
+            patience=FLEX_PATIENCE,
+        ),
     )
 }
 #: The turn of gradients of the same bits every run: they stand beside each other, and one of them compiles.

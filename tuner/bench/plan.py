@@ -24,7 +24,8 @@ from .unserved import Unserved
 
 #: Milliseconds of launches for one workload's turns, after warming up.
 BUDGET_MS = 400.0
-#: Longest that one contender may take for its first call, compiling included.
+#: Longest that one contender may take for its first call, compiling included; of gradients times its
+#: patience.
 CONTENDER_S = 90.0
 LADDER_SUITE = "report"
 

@@ -160,7 +160,11 @@ class _Server:
 
     def _begin(self, index: int, name: str | None) -> None:
         """``name``: the contender that is to blame for what happens now; None: nobody is."""
-        self._tell("begin", row=index, contender=name, seconds=self._request["contender_s"])
+        seconds = self._request["contender_s"]
+        contender = CONTENDERS.get(name or "")
+        if contender is not None and self._problems[index].backward:
+            seconds *= contender.patience
+        self._tell("begin", row=index, contender=name, seconds=seconds)
 
     def _maker(self, index: int, name: str, inputs: Inputs) -> Callable[[], Callable[[], Any]]:
         """What makes the contender's call."""

@@ -110,7 +110,7 @@ def _varying(expression: Expression, arrays: Mapping[str, Any]) -> frozenset[str
 
 def flex(inputs: Inputs) -> Call:
     """Returns a call of FlexAttention, compiled for just this shape, its masks and changes of scores; the
-    blocks that a mask leaves are found before."""
+    blocks that a mask leaves are found before. Of its output gradients can be taken more than once."""
     from torch.nn.attention.flex_attention import (  # pyright: ignore[reportMissingImports]
         create_block_mask,
         flex_attention,
@@ -119,6 +119,9 @@ def flex(inputs: Inputs) -> Call:
     torch, p = inputs.torch, inputs.problem
     # A function compiled for many shapes meets a limit, behind which it runs uncompiled.
     torch._dynamo.reset()
+    if hasattr(torch._functorch.config, "donated_buffer"):
+        # Compiled gradients would write over what a kept graph needs for the next ones.
+        torch._functorch.config.donated_buffer = False
     condition, change = visible(p), changed(p)
     options: dict[str, Any] = {"enable_gqa": inputs.grouped}
     if change is not None:

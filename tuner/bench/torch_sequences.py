@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from ...gen.layout import DENSE
+from .flash_attention import by_rows, document_bounds
 from .inputs import Inputs
 from .unserved import Call, Unserved
 
 
 def varlen(inputs: Inputs) -> Call:
-    """Returns a call of torch.nn.attention.varlen, of pages where this PyTorch has them. Raises
-    `Unserved`."""
+    """Returns a call of torch.nn.attention.varlen, of pages where this PyTorch has them, and of documents as
+    packed sequences. Raises `Unserved`."""
     from torch.nn.attention.varlen import varlen_attn  # pyright: ignore[reportMissingImports]
 
     torch, p = inputs.torch, inputs.problem
@@ -23,6 +26,8 @@ def varlen(inputs: Inputs) -> Call:
         options |= {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
     if inputs.grouped and "enable_gqa" in known:
         options["enable_gqa"] = True
+    if p.scoring.documents:
+        return _documents(inputs, varlen_attn, options)
     q, longest = inputs.q, (max(p.lengths.q), max(p.lengths.k))
     if p.layout.is_packed:
         starts = inputs.indices["cu_seqlens_q"]
@@ -41,6 +46,22 @@ def varlen(inputs: Inputs) -> Call:
     def call() -> Any:
         o = varlen_attn(q, inputs.k, inputs.v, starts, keys, *longest, **options)
         return o.reshape(shape).transpose(1, 2)
+
+    return call
+
+
+def _documents(inputs: Inputs, function: Callable[..., Any], options: dict[str, Any]) -> Call:
+    """The call of a function of packed sequences on documents, one behind the other."""
+    if inputs.problem.layout is not DENSE:
+        raise Unserved("knows documents in sequences of one length alone")
+    bounds, longest = document_bounds(inputs)
+    starts = inputs.torch.from_numpy(bounds).to("cuda")
+    q, k, v = by_rows(inputs)
+    packed = [x.reshape(-1, *x.shape[2:]) for x in (q, k, v)]
+    shape = (*q.shape[:3], inputs.problem.head_dim_v)
+
+    def call() -> Any:
+        return function(*packed, starts, starts, longest, longest, **options).reshape(shape).transpose(1, 2)
 
     return call
 

@@ -19,13 +19,14 @@ def flash_attn_func(
 
 def flash_attn_varlen_func(
     q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal=False, window_size=(-1, -1),
-    softcap=0.0, num_splits=1,
+    softcap=0.0, num_splits=1, deterministic=False,
 ):  # fmt: skip
     starts_q, starts_k = cu_seqlens_q.array, cu_seqlens_k.array
     assert max_seqlen_q == max(starts_q[1:] - starts_q[:-1])
     assert max_seqlen_k == max(starts_k[1:] - starts_k[:-1])
     options = {"window": window_size, "softcap": softcap}
-    return torch.packed_attention(_named(False, num_splits), q, k, v, starts_q, starts_k, causal, **options)
+    name = _named(deterministic, num_splits)
+    return torch.packed_attention(name, q, k, v, starts_q, starts_k, causal, **options)
 
 
 def flash_attn_with_kvcache(

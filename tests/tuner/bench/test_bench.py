@@ -21,6 +21,7 @@ from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.gen.scoring.asked import Scoring
 from flashgen.tuner.bench import ceilings, emitted, figures, run
+from flashgen.tuner.bench.contenders import CONTENDERS
 from flashgen.tuner.bench.event_timer import MAX_ROUNDS, MIN_ROUNDS, WARM_UP_CALLS, EventTimer
 from flashgen.tuner.bench.figures import BEST, OURS, BenchRun, Row
 from flashgen.tuner.bench.inputs import Inputs
@@ -851,14 +852,28 @@ TRAINED = (
 import numpy as np
 
 
-def gradients(q, k, v, o, lse, dout, causal=None, window=None, deterministic=False):
+def gradients(
+    q, k, v, o, lse, dout, causal=None, window=None, documents=None, alibi_slopes=None, deterministic=False
+):
     place = np.arange(q.shape[2])[:, None] + k.shape[2] - q.shape[2] - np.arange(k.shape[2])
     seen = (place >= 0) | np.logical_not(causal)
     if window is not None:
         seen = seen & (place <= window[0])
+    if documents is not None:
+        begins, ends = (each.array[:, None, :, None] for each in documents)
+        seen = seen & (begins <= np.arange(k.shape[2])) & (np.arange(k.shape[2]) < ends)
+    added = 0.0 if alibi_slopes is None else -alibi_slopes.array[..., None, None] * np.abs(place)
     assert o.shape == dout.shape and lse.shape == q.shape[:3] and np.isfinite(lse.array).all()
-    found = torch.gradients("ours", q.array, k.array, v.array, dout.array, seen)
+    assert_passed(q.array, k.array, v.array, o.array, lse.array, seen, added)
+    found = torch.gradients("ours", q.array, k.array, v.array, dout.array, seen, added)
     return tuple(torch.Tensor(x) for x in found)
+
+
+def assert_passed(q, k, v, o, lse, seen, added):
+    keys, values = (np.repeat(x, q.shape[1] // k.shape[1], axis=1) for x in (k, v))
+    scores = np.where(seen, q @ keys.swapaxes(2, 3) * q.shape[-1] ** -0.5 + added, -np.inf)
+    weights = np.exp(scores - lse[..., None])
+    assert np.allclose(weights.sum(axis=3), 1, atol=1e-3) and np.allclose(weights @ values, o, atol=2e-2)
 """
 )
 
@@ -890,9 +905,73 @@ def test_gradients_are_timed_beside_who_has_some(fake, monkeypatch):
     assert not {"flex", "xformers", "cupy"} & set(row.cells)  # whose gradients are not timed
     # Of operations there are 2.5 times those of outputs.
     assert row.tflops == pytest.approx(2.5 * replace(plain, backward=False).flops / 2.0e9)
-    assert {name for name, cell in masked.cells.items() if cell.ms} >= {OURS, "cudnn", "math", "fa4"}
+    assert {name for name, cell in masked.cells.items() if cell.ms} >= {OURS, "cudnn", "math", "fa4", "flex"}
     assert masked.cells["flash"].reason == "knows no window"
     assert not run.host_us
+
+
+#: By what is asked for: the keywords of a module, who is timed, and who is not, for what reason.
+MASKED_GRADIENTS = {
+    "documents": (
+        Scoring(documents=3),
+        {"documents": ("document_begin", "document_end")},
+        {"cudnn", "mem-eff", "math", "fa3", "fa3-det", "fa4", "fa4-det", "torch-varlen", "flex"},
+        {"flash": "knows no documents", "fa2": "flash_attn.flash_attn_interface is not installed"},
+    ),
+    "slopes": (
+        Scoring(alibi=True),
+        {"alibi_slopes": ("slopes",)},
+        {"cudnn", "mem-eff", "math", "flex"},
+        dict.fromkeys(("flash", "fa3", "fa3-det", "fa4", "fa4-det"), "knows no alibi"),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MASKED_GRADIENTS)
+def test_gradients_under_documents_and_slopes_are_timed_beside_who_knows_them(kind, fake, monkeypatch):
+    for folder in (FLASH, FLASH_3):
+        monkeypatch.syspath_prepend(str(folder))
+    asked, keywords, timed, refused = MASKED_GRADIENTS[kind]
+    fake.behave(ms={"ours backward": 2.0, "flex backward": 5.0, "varlen backward": 3.0})
+    # Heads differ, and so do batches: each has what is its own.
+    training = replace(HALF, backward=True, causal=True, num_kv_heads=4, scoring=asked)
+    keep(fake.out, training, TRAINED.replace("keywords = {}", f"keywords = {keywords!r}"))
+    (row,) = run_bench(options(fake.out, training)).rows
+    reasons = {name: cell.reason for name, cell in row.cells.items() if cell.ms is None}
+    assert {name for name, cell in row.cells.items() if cell.ms} - {"flashgen-det"} == timed | {OURS}, reasons
+    assert reasons.items() >= refused.items() and not {"xformers", "cupy", "nested"} & set(row.cells)
+    assert all(row.cells[name].error < 4e-3 for name in timed | {OURS}), row.cells
+    assert row.ms("flex") == 5.0 and row.ratio("flex") == 2.5
+    assert row.ms("torch-varlen") == (3.0 if kind == "documents" else None)
+
+
+def test_gradients_beside_sinks_are_told_of(fake):
+    sunk = replace(HALF, backward=True, scoring=Scoring(sinks=True))
+    with pytest.raises(FlashgenError, match="gradients beside sinks are not timed"):
+        run_bench(options(fake.out, sunk, contenders=("flex",)))
+
+
+def test_gradients_that_are_compiled_have_more_time_and_say_when_it_was_not_enough(fake):
+    fake.behave(hang=["flex backward"], only=24)
+    windowed = replace(HALF, backward=True, causal=True, scoring=Scoring(window=(3, 0)))
+    keyword = {"window": ("window_left", "window_right")}
+    keep(fake.out, windowed, TRAINED.replace("keywords = {}", f"keywords = {keyword!r}"))
+    notes: list[str] = []
+    asked = options(fake.out, windowed, contenders=("cudnn", "flex"), contender_s=3.0)
+    run = run_bench(asked, note=notes.append)
+    (row,) = run.rows
+    assert CONTENDERS["flex"].patience == 2.0
+    assert row.cells["flex"].reason == "took longer than 6 s" and row.ms("cudnn") and row.ours
+    told = f"{row.name}: flex: took longer than 6 s"
+    assert told in notes and told in run.notes
+
+
+def test_compiled_gradients_are_timed_under_masks_alone():
+    problems = SUITES["backward"].problems
+    looked_at = {name for name, problem in problems.items() if CONTENDERS["flex"].may_serve(problem)}
+    assert looked_at == {name for name, problem in problems.items() if not problem.scoring.is_plain}
+    packed = {name for name, problem in problems.items() if CONTENDERS["torch-varlen"].may_serve(problem)}
+    assert packed == {"backward-document16-bf16-d128-16384c"}
 
 
 def backward_variant(dq_path: str):

@@ -245,12 +245,13 @@ def _nothing(*_):
     return None
 
 
-def gradients(name, q, k, v, given, seen):
-    """Right gradients, or as wrong as ``noise`` says, of heads before rows."""
+def gradients(name, q, k, v, given, seen, added=0.0):
+    """Right gradients, or as wrong as ``noise`` says, of heads before rows; scores are changed by what is
+    added alone."""
     launch(f"{name} backward", q.shape[-1])
     group, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
     keys, values = (np.repeat(x, group, axis=1) for x in (k, v))
-    scores = np.where(seen, scale * q @ keys.swapaxes(2, 3), -np.inf)
+    scores = np.where(seen, scale * q @ keys.swapaxes(2, 3) + added, -np.inf)
     weights = np.exp(scores - scores.max(axis=3, keepdims=True))
     weights /= weights.sum(axis=3, keepdims=True)
     of_weights = given @ values.swapaxes(2, 3)
@@ -264,13 +265,22 @@ def gradients(name, q, k, v, given, seen):
 
 def _grad(o, leaves, given, retain_graph):
     assert retain_graph
-    name, arrays, seen = o.made_by
-    found = gradients(name, *arrays, given.array, seen)
-    # Leaves may lie with rows before heads.
+    name, arrays, added = o.made_by
+    assert name != "flex" or not _functorch.config.donated_buffer, "a graph is kept"
+    given = given.array
+    if len(given) != len(arrays[0]):
+        given = _behind_another(given.swapaxes(1, 2))
+    found = gradients(name, *arrays, given, added > -np.inf, np.maximum(added, -1e30))
+    # Leaves may lie with rows before heads, and their batches one behind the other.
     return tuple(
-        Tensor(x if x.shape == leaf.shape else x.swapaxes(1, 2), leaf.dtype)
+        Tensor(x if x.shape == leaf.shape else x.swapaxes(1, 2).reshape(leaf.shape), leaf.dtype)
         for x, leaf in zip(found, leaves, strict=True)
     )
+
+
+def _behind_another(array):
+    """Sequences of rows before heads as one of heads before rows, in a batch."""
+    return array.reshape(1, -1, *array.shape[-2:]).swapaxes(1, 2)
 
 
 autograd = SimpleNamespace(grad=_grad)
@@ -291,6 +301,7 @@ backends = SimpleNamespace(
     cudnn=SimpleNamespace(version=lambda: 91900),
 )
 _dynamo = SimpleNamespace(reset=_nothing)
+_functorch = SimpleNamespace(config=SimpleNamespace(donated_buffer=True))
 
 
 def compile(function, *, dynamic, fullgraph):
@@ -301,11 +312,16 @@ def compile(function, *, dynamic, fullgraph):
 def packed_attention(name, q, k, v, starts_q, starts_k, is_causal=False, **options):
     """The same of sequences one behind the other, as one launch: (total, heads, head_dim)."""
     o = q[:] * 0
+    o.requires_grad = q.requires_grad
     ended = len(launches)
+    added = np.full((1, q.shape[1], len(q.array), len(k.array)), -np.inf)
     for i in range(len(starts_q) - 1):
         rows, keys = slice(*starts_q[i : i + 2]), slice(*starts_k[i : i + 2])
         parts = [x[None, of].transpose(1, 2) for x, of in ((q, rows), (k, keys), (v, keys))]
-        o[rows] = attention(name, *parts, is_causal, **options).transpose(1, 2)[0]
+        part = attention(name, *parts, is_causal, **options)
+        o[rows] = part.transpose(1, 2)[0]
+        added[:, :, rows, keys] = part.made_by[2]
+    o.made_by = (name, [_behind_another(x.array) for x in (q, k, v)], added)
     global clock_ms
     clock_ms -= BEHAVIOUR.get("ms", {}).get(name, 1.0) * (len(launches) - ended - 1)
     del launches[ended + 1 :]
@@ -329,7 +345,7 @@ def attention(
     launch(name, q.shape[-1])
     group = q.shape[1] // k.shape[1]
     keys, values = (np.repeat(x.array, group, axis=1) for x in (k, v))
-    scores = q.array @ keys.swapaxes(2, 3) / np.sqrt(q.shape[-1])
+    products = scores = q.array @ keys.swapaxes(2, 3) / np.sqrt(q.shape[-1])
     if softcap:
         scores = softcap * np.tanh(scores / softcap)
     if change is not None:
@@ -344,5 +360,5 @@ def attention(
     total = weights.sum(axis=3, keepdims=True) + np.exp(logits - most)
     o = Tensor((1 + BEHAVIOUR.get("noise", {}).get(name, 0.0)) * (weights / total @ values), q.dtype)
     o.requires_grad = q.requires_grad
-    o.made_by = (name, (q.array, k.array, v.array), scores > -np.inf)  # a mask may be a sum of scores
+    o.made_by = (name, (q.array, k.array, v.array), scores - products)  # a mask may be a sum of scores
     return (o, Tensor((np.log(total) + most)[..., 0])) if return_lse else o

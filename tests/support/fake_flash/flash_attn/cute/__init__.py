@@ -27,6 +27,7 @@ def flash_attn_varlen_func(
     causal=False,
     window_size=(None, None),
     softcap=0.0,
+    deterministic=False,
 ):
     options = {"window": window_size, "softcap": softcap}
     if page_table is not None:
@@ -43,4 +44,5 @@ def flash_attn_varlen_func(
     starts_q, starts_k = cu_seqlens_q.array, cu_seqlens_k.array
     assert max_seqlen_q == max(starts_q[1:] - starts_q[:-1])
     assert max_seqlen_k == max(starts_k[1:] - starts_k[:-1])
-    return torch.packed_attention("fa4", q, k, v, starts_q, starts_k, causal, **options), None
+    name = "fa4-det" if deterministic else "fa4"
+    return torch.packed_attention(name, q, k, v, starts_q, starts_k, causal, **options), None
