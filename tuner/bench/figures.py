@@ -26,6 +26,8 @@ OURS, FLASH, CUDNN = "flashgen", "flash", "cudnn"
 SAME_BITS = "-det"
 OURS_SAME_BITS = OURS + SAME_BITS
 OUR_NAMES = (OURS, OURS_SAME_BITS)
+#: What the reasons begin with of contenders that were not ready in time.
+TOOK_LONGER = "took longer than"
 #: What `Row.ratio` takes beside the names of contenders.
 BEST = "best"
 FORMAT = 1

@@ -20,7 +20,7 @@ from ..errors import FlashgenError
 from ..evaluate.child_process import ChildProcess, Ended
 from ..version import flashgen_version
 from .ahead import compile_ahead
-from .figures import OURS, BenchRun, Cell, Row
+from .figures import OURS, TOOK_LONGER, BenchRun, Cell, Row
 from .peers import torch_installed
 from .plan import BenchOptions, Plan, make_plan
 from .serve import START_S, serve
@@ -243,7 +243,7 @@ class _Child:
                     event = self._process.receive(POLL_S)
                 except TimeoutError:
                     if time.monotonic() > due:
-                        self.reason = f"took longer than {allowed_s:.0f} s"
+                        self.reason = f"{TOOK_LONGER} {allowed_s:.0f} s"
                         return
                     continue
                 if event["event"] == "end":

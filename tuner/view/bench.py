@@ -17,6 +17,7 @@ from ..bench.figures import (
     OURS,
     OURS_SAME_BITS,
     SAME_BITS,
+    TOOK_LONGER,
     BenchRun,
     KernelErrors,
     Row,
@@ -123,6 +124,14 @@ def suite_table(title: str, rows: Sequence[Row], run: BenchRun, *, names: bool =
         )
     if any(c.scaled_from for row in rows for n, c in row.cells.items() if n in shown):
         notes.append("~ scaled from a shorter length.")
+    late = [
+        f"{row.name}: {name} {cell.reason}"
+        for row in rows
+        for name, cell in row.cells.items()
+        if cell.reason.startswith(TOOK_LONGER)
+    ]
+    if late:
+        notes.append(f"Not ready in time, and not timed: {', '.join(late)}.")
     doubts = [(row.name, why) for row in rows for why in row.disturbances]
     if doubts:
         notes.append(

@@ -419,6 +419,14 @@ def test_gradients_of_the_same_bits_have_columns_of_their_own() -> None:
     assert panel.groups[1][1]["flashgen-det"] == panel.groups[1][1][OURS] == pytest.approx(work / 2)
 
 
+def test_who_was_not_ready_in_time_is_named() -> None:
+    row = timed(SUITES["backward"].workloads[-1], 2.0, cudnn=3.0)
+    late = replace(row, cells={**row.cells, "flex": Cell(reason="took longer than 180 s")})
+    told = "Not ready in time, and not timed: backward-alibi-bf16-d64-8192c: flex took longer than 180 s."
+    assert told in suite_table("backward", [late], RUN).notes
+    assert not any(note.startswith("Not ready") for note in suite_table("backward", [row], RUN).notes)
+
+
 def test_gradients_are_drawn_by_head_dim_and_what_else_is_special() -> None:
     _, panels = panels_of("backward", rows_of("backward"))
     assert {panel.title: panel.groups[0][0] for panel in panels} == {
