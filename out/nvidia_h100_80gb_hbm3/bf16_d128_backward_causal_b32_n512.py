@@ -139,6 +139,7 @@ GRADIENTS: tuple[Tuned, ...] = (
             "turns": "one",
             "sums": "any_order",
             "walk": "down",
+            "far_keys": "walked",
         },
         device={
             "name": "NVIDIA H100 80GB HBM3",
