@@ -44,6 +44,8 @@ KEY_LENGTHS, REACHES, REACH_OF_HEADS = "key_lengths", "reaches", "reach_of_heads
 #: Powers of two by which what is left out lies below what is known, as the launch has it: those of float32,
 #: and one for both sides.
 DEPTH = 25.0
+#: What all that is left out of a row weighs together at most, of what all its keys do.
+LOST_WEIGHT = 2.0 ** (1 - DEPTH)
 #: Of rows of random numbers, how much longer than their mean length the longest of many are, and how far
 #: below nothing the least of some products of two rows is, in deviations of each.
 LONGER, LOWER = 2.5, 2.4

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from ...gen.handover.reach import LOST_WEIGHT
+from ...gen.kernel import Kernel
 from ...gen.problem import Problem
 from ...gen.promise import promise_of
 from ..build.protocol import Build
@@ -89,7 +91,8 @@ def check_gradients(
             own = found[name][:, :, each.rows if name == "dq" else each.keys]
             times = _times(name, each.of(inputs), scale)
             told = f"{name}, {case.name}"
-            worst = max(worst, compare_gradient(own, gradient, exact, problem, told, times))
+            least = least_weight(build.kernel)
+            worst = max(worst, compare_gradient(own, gradient, exact, problem, told, times, least))
     largest = max(expected, key=lambda exact: weight_bound(problem, exact))
     for name, gradient in of_buffers.items():
         whole = gradient.summed_to(found[name].shape)
@@ -135,6 +138,12 @@ def _times(name: str, inputs: _Inputs, scale: float) -> float:
     return max(1.0, abs(scale) * float(np.abs(factor.astype(np.float64)).max()))
 
 
+def least_weight(kernel: Kernel) -> float:
+    """Returns the weight, of what a row's keys weigh together, below which a kernel may take one for none."""
+    left_out = LOST_WEIGHT if kernel.variant.leaves_far_keys_out else 0.0
+    return max(promise_of(kernel.problem).weight_floor, left_out)
+
+
 def compare_gradient(
     found: np.ndarray,
     wanted: Gradient,
@@ -142,17 +151,19 @@ def compare_gradient(
     problem: Problem,
     name: str,
     times: float = 1.0,
+    least: float | None = None,
 ) -> float:
     """Returns the largest ‖found - wanted‖ over its spread of a head, 0 where scores are beyond
     `has_ordinary_scores`; ``expected`` is what the forward pass makes of the inputs, ``times`` the largest
-    number that what is summed was multiplied by. Raises `WrongResult` for anything that rounding does not
-    explain, NaN and infinity included."""
+    number that what is summed was multiplied by, ``least`` the weight of which the kernel may make none, else
+    as its class promises. Raises `WrongResult` for anything that rounding does not explain, NaN and infinity
+    included."""
     found, wanted = of_four_axes(found), Gradient(of_four_axes(wanted.value), of_four_axes(wanted.spread))
     sizes = (expected.max_score, expected.change_error, expected.sink_score)
     bound = ROUNDINGS * weight_bound(problem, expected)
     largest = np.abs(wanted.value).max(axis=(2, 3), keepdims=True, initial=0.0)
     difference = np.abs(np.asarray(found, np.float64) - wanted.value)
-    floor = WEIGHTS * promise_of(problem).weight_floor
+    floor = WEIGHTS * (promise_of(problem).weight_floor if least is None else least)
     difference = np.maximum(difference - (max(LOST, floor) * largest + max(LEAST, floor * times)), 0.0)
     norms = (np.sqrt(np.square(each).sum(axis=(2, 3))) for each in (difference, wanted.spread))
     errors = _over(*norms)

@@ -21,6 +21,7 @@ from flashgen.tuner.cards.emulated import SimDevice
 from flashgen.tuner.errors import CorruptedMemory
 from flashgen.tuner.evaluate import reference
 from flashgen.tuner.evaluate.gradients import gradients
+from flashgen.tuner.evaluate.validate import validate
 from flashgen.tuner.predict.prior import prior_of
 
 from tests.gen.families.test_reach import LEVEL, SLIGHT, slopes_of
@@ -286,3 +287,16 @@ def test_less_is_walked(walk: str) -> None:
     others = [count_work(each, problem, H200).others for each in (left, walked)]
     prior = prior_of(problem, H200)
     assert others[0] == others[1] + 2 and prior(left) < 0.7 * prior(walked)
+
+
+@needs_compiler
+@pytest.mark.thorough
+@pytest.mark.parametrize("walk", ["late", "handed on, up", "parts"])
+def test_what_weighs_nothing_is_no_error(walk: str) -> None:
+    """Gradients of keys that nobody has a weight for are nothing, not what is left of one."""
+    assert (
+        validate(
+            SimDevice("emulated", H200).open(), built(kernel_of(walk, causal=True)), seed=1, depth="full"
+        )
+        > 0.0
+    )
