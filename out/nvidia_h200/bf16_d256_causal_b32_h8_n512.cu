@@ -13,15 +13,15 @@
 //   v_stages = 2               V tiles in shared memory
 //   schedule = overlapped      the next scores: before these outputs, or behind them
 //   q_in_registers = false     keep Q in registers, which relieves shared memory
-//   order_of_groups = free     what warpgroups do in turns: nothing, products, exponentials
+//   order_of_groups = products what warpgroups do in turns: nothing, products, exponentials
 //   rescale = lazy             when outputs follow the running maximum: once it grew, or always
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
-//   section = 1                heads whose tiles start together by length, 0 all of them
+//   section = 16               heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
 //
-// Measured on NVIDIA H200, batch 32, 8 heads, 512 rows, with a causal mask: 98.43 us (median), spread 0.8 %,
-// 349.1 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 2.4e-03.
-// Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
+// Measured on NVIDIA H200, batch 32, 8 heads, 512 rows, with a causal mask: 96.77 us (median), spread 1.4 %,
+// 355.1 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 2.3e-03.
+// Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
 //
@@ -33,8 +33,9 @@
 //     flashgen emit bf16_d256_causal_b32_h8_n512.cu \
 //         --device h200 --dtype bf16 --d 256 --causal --batch 32 --heads 8 --seqlen 512 --family wgmma \
 //         --set br=128 --set bc=64 --set persistent=false --set q_stages=1 --set k_stages=2 \
-//         --set v_stages=2 --set schedule=overlapped --set q_in_registers=false --set order_of_groups=free \
-//         --set rescale=lazy --set poly_exp=0 --set section=1 --set min_blocks=1
+//         --set v_stages=2 --set schedule=overlapped --set q_in_registers=false \
+//         --set order_of_groups=products --set rescale=lazy --set poly_exp=0 --set section=16 \
+//         --set min_blocks=1
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -92,6 +93,7 @@ constexpr int kValueTiles = kDv / 8;  // columns of eight in a thread's outputs
 
 // Named barriers of the block, by consumer.
 constexpr int kConsumerBarrier = 1;  // its own
+constexpr int kOrderBarrier = 1 + kConsumers;  // tells it that the one before it has done
 
 constexpr unsigned kQBytes = 64 * kDChunks * kChunk * sizeof(Element);  // of one consumer
 constexpr unsigned kKBytes = kBc * kDChunks * kChunk * sizeof(Element);
@@ -163,6 +165,11 @@ __device__ __forceinline__ void barrier_wait(Barrier* barrier, unsigned parity) 
 // Waits until `threads` threads have come to barrier `id` of the block, this one's warp among them.
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
+// Comes to barrier `id` and goes on.
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
 // Shows ordinary writes to shared memory to the copy engine and the tensor cores.
@@ -373,7 +380,12 @@ template <typename Work>
 __device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const Work& work) {
   const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, index = blockIdx.x;
   const int heads = args.num_q_heads;
-  const int nth = index % q_tiles, head_index = index / q_tiles;
+  const int num_heads = args.batch * heads;
+  // Heads go together in sections, few enough for their K and V to stay in L2.
+  constexpr int kSection = 16;
+  const int section = index / (q_tiles * kSection), within = index % (q_tiles * kSection);
+  const int section_heads = min(kSection, num_heads - section * kSection);
+  const int nth = within / section_heads, head_index = section * kSection + within % section_heads;
   work(Tile(args, kLaterRowsSeeMore ? q_tiles - 1 - nth : nth, head_index % heads, head_index / heads));
 }
 
@@ -493,6 +505,15 @@ __device__ __forceinline__ void negate_q(QChunk* q, int consumer) {
   for (int i = threadIdx.x % kWarpgroup; i < kDChunks * 64 * kChunk / 2; i += kWarpgroup) pairs[i] ^= 0x80008000u;
   fence_proxy_async();
   named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
+}
+
+// An ordered barrier: consumers compute products one after the other, so that one's softmax runs beside
+// another's products.
+__device__ __forceinline__ void order_wait(int consumer) {
+  named_barrier_sync(kOrderBarrier + consumer, 2 * kWarpgroup);
+}
+__device__ __forceinline__ void order_arrive(int consumer) {
+  named_barrier_arrive(kOrderBarrier + (consumer + 1) % kConsumers, 2 * kWarpgroup);
 }
 
 // Where the log-sum-exps of a tile's head start.
@@ -723,6 +744,8 @@ __device__ __forceinline__ void consume_tile(
   constexpr int kNextK = sizeof(smem.k[0]) >> 4, kNextV = sizeof(smem.v[0]) >> 4;  // as descriptors count
   for (int n = tile.last_tile; n > last_tile; --n) {
     // Keys that only other consumers see.
+    order_wait(consumer);
+    order_arrive(consumer);
     barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
     named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);  // no warp may fall behind by a phase
     if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
@@ -737,7 +760,9 @@ __device__ __forceinline__ void consume_tile(
     float s[kBc / 2], rescale[2];
     unsigned p[kKeySteps][4];
     barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+    order_wait(consumer);
     start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
+    order_arrive(consumer);
     wgmma_wait<0>();
     hold(s);
     if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
@@ -750,9 +775,11 @@ __device__ __forceinline__ void consume_tile(
 #pragma unroll 1
     for (--n; n >= first_tile; --n) {
       // The next weights are made while these outputs are multiplied.
+      order_wait(consumer);
       start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
       barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
       start_pv(o, p, v_desc + v_pipe.stage * kNextV);
+      order_arrive(consumer);
       const int v_stage = v_pipe.stage;
       v_pipe.advance();
       wgmma_wait<1>();
@@ -853,6 +880,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   } else {
     take_registers<240>();
     const int consumer = warp / 4 - 1;
+    if (consumer == kConsumers - 1) order_arrive(consumer);
     for_each_tile(args, [&](const Tile& tile) {
       consume_tile(args, maps, smem, tile, consumer, q_pipe, k_pipe, v_pipe);
     });
@@ -941,4 +969,4 @@ extern "C" int attention_bf16_d256(const AttentionArgs* args, cudaStream_t strea
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 8, "num_kv_heads": 8, "seqlen_q": 512, "seqlen_k": 512, "head_dim": 256, "head_dim_v": 256, "causal": true, "precision": "auto"}, "family": "wgmma", "variant": {"pack_heads": false, "br": 128, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 64, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 2, "v_stages": 2, "summed_columns": 0, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d256", "launches": [{"threads": 384, "smem_bytes": 197632, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "9bf9fd53e462d5a3", "figures": [1397, 959]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 8, "num_kv_heads": 8, "seqlen_q": 512, "seqlen_k": 512, "head_dim": 256, "head_dim_v": 256, "causal": true, "precision": "auto"}, "family": "wgmma", "variant": {"pack_heads": false, "br": 128, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 64, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 2, "v_stages": 2, "summed_columns": 0, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 16, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d256", "launches": [{"threads": 384, "smem_bytes": 197632, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "ddfeb0fa2feeaba5", "figures": [1397, 977]}

@@ -20,12 +20,13 @@
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
 //   section = 8                heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
+//   tangent = cubic            tangents of small scores: polynomials, special functions, by turns, or within exponents
 //
 // Tuned with soft cap 30.
 //
-// Measured on NVIDIA H200, batch 2, 16 heads, 8192 rows, with a causal mask, soft cap 30: 1.089 ms (median),
-// spread 4.4 %, 504.7 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against
-// float64: 4.9e-04. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
+// Measured on NVIDIA H200, batch 2, 16 heads, 8192 rows, with a causal mask, soft cap 30: 861.1 us (median),
+// spread 2.6 %, 638.5 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against
+// float64: 1.9e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
 //
@@ -38,7 +39,7 @@
 //         --device h200 --dtype f16 --d 128 --causal --softcap 30 --batch 2 --seqlen 8192 --family wgmma \
 //         --set br=192 --set bc=80 --set persistent=false --set q_stages=1 --set k_stages=3 \
 //         --set v_stages=3 --set schedule=chained --set q_in_registers=false --set order_of_groups=products \
-//         --set rescale=lazy --set poly_exp=0 --set section=8 --set min_blocks=1
+//         --set rescale=lazy --set poly_exp=0 --set section=8 --set min_blocks=1 --set tangent=cubic
 
 #include <cuda_fp16.h>
 #include <cuda.h>
@@ -437,29 +438,8 @@ __device__ __forceinline__ void hide_last(float (&s)[n], const SeenKeys& seen, i
   }
 }
 
-// Whether hyperbolic tangents of all of a warp's scores can be had by multiply-adds, which leave the special functions
-// to exponentials.
-template <int n>
-__device__ __forceinline__ bool are_small(
-    const AttentionArgs& args, const float (&s)[n], float score_scale) {
-  bool is_small = true;
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    int bound = 0;  // as integers, positive floats compare as they are
-#pragma unroll
-    for (int i = 2 * h; i < n; i += 8) {
-      const float first = fmaxf(fabsf(s[i]), fabsf(s[i + 1])), second = fmaxf(fabsf(s[i + 4]), fabsf(s[i + 5]));
-      bound = __vimax3_s32(bound, __float_as_int(first), __float_as_int(second));
-    }
-    const float largest = __int_as_float(bound);
-    const float t0 = fabsf(score_scale * (1.0f / args.softcap));
-    is_small &= largest * t0 <= 0.8f && t0 >= 1e-07f && t0 <= 10000000.0f;
-  }
-  return !__any_sync(0xffffffffu, !is_small);
-}
-
 // Changes a tile's scores, which come not scaled; then they are to be multiplied by `scale`.
-template <bool is_small, int n>
+template <int n>
 __device__ __forceinline__ void change(
     const AttentionArgs& args, float (&s)[n], float score_scale, int batch, int head,
     int first_row, int first_key) {
@@ -470,14 +450,50 @@ __device__ __forceinline__ void change(
     for (int i = 0; i < n; ++i) {
       if (i / 2 % 2 != h) continue;
       const float raw = s[i];
-      const float t0 = score_scale * (1.0f / args.softcap);
-      const float t1 = raw * raw;
-      const float t2 = t0 * t0;
-      const float t3 = t0 * t2;
-      s[i] = (is_small ? raw * (0.9996967f * t0 + t1 * (-0.32457365f * t3 + t1 * (0.09357443f * (t3 * t2)))) : tanh_approximate(raw * t0));
+      s[i] = tanh_approximate(raw * (score_scale * (1.0f / args.softcap)));
     }
   }
 }
+
+// What small raw scores are multiplied by to be capped and in powers of two: a polynomial of their squares that is the
+// tangent's, by its argument. Capped scores are in the order of raw ones, among which maxima may so be found.
+struct SmallCap {
+  float powers[2];  // what the even powers of a raw score are multiplied by
+  float most;  // up to which magnitude scores are small
+
+  __device__ __forceinline__ SmallCap(const AttentionArgs& args, float score_scale, float scale) {
+    const float factor = score_scale * (1.0f / args.softcap), square = factor * factor;
+    powers[0] = scale * factor * 0.99956185f;
+    powers[1] = scale * factor * square * -0.3122109f;
+    most = factor >= 1e-07f && factor <= 10000000.0f ? 0.41f / factor : -1.0f;
+  }
+
+  // Whether all of a warp's scores are small; and how large they are in each row.
+  template <int n>
+  __device__ __forceinline__ bool are_small(const float (&s)[n], float (&bounds)[2]) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      int bound = 0;  // as integers, positive floats compare as they are
+#pragma unroll
+      for (int i = 2 * h; i < n; i += 8) {
+        const float first = fmaxf(fabsf(s[i]), fabsf(s[i + 1])), second = fmaxf(fabsf(s[i + 4]), fabsf(s[i + 5]));
+        bound = __vimax3_s32(bound, __float_as_int(first), __float_as_int(second));
+      }
+      bounds[h] = __int_as_float(bound);
+    }
+    return !__any_sync(0xffffffffu, !(fmaxf(bounds[0], bounds[1]) <= most));
+  }
+};
+
+__device__ __forceinline__ float factor_of(float raw, const SmallCap& cap) {
+  const float square = raw * raw;
+  return fmaf(square, cap.powers[1], cap.powers[0]);
+}
+__device__ __forceinline__ float factor_of(float, float scale) { return scale; }
+
+// The largest such factor.
+__device__ __forceinline__ float steepest(const SmallCap& cap) { return cap.powers[0]; }
+__device__ __forceinline__ float steepest(float scale) { return scale; }
 
 // The softmax of a thread's two rows, g = lane / 4 and g + 8 of its warp's sixteen: element i of its scores or outputs
 // belongs to row i / 2 % 2 and column 8 (i / 4) + 2 (lane % 4) + i % 2.
@@ -488,21 +504,14 @@ struct SoftmaxState {
 
 // Raises the running maximum of each row to the tile's. What was summed so far must be multiplied by `rescale`,
 // where true is returned.
-template <int n>
+template <int n, typename Scale>
 __device__ __forceinline__ bool raise_maximum(
-    const float (&s)[n], SoftmaxState& softmax, float (&rescale)[2], float scale) {
-  // A maximum that is out of date by a factor of 2^8 harms neither range nor precision. As integers, positive
-  // floats compare as they are; zero bounds the others.
+    const float (&s)[n], const float (&bound)[2], SoftmaxState& softmax, float (&rescale)[2], const Scale& scale) {
+  // A maximum that is out of date by a factor of 2^8 harms neither range nor precision: it is looked for where the tile's
+  // bounds exceed it.
   bool grown = false;
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    int bound = 0;
-#pragma unroll
-    for (int t = 0; t < n / 4; ++t) {
-      bound = __vimax3_s32(bound, __float_as_int(s[4 * t + 2 * h]), __float_as_int(s[4 * t + 2 * h + 1]));
-    }
-    grown |= fmaf(__int_as_float(bound), scale, -softmax.max[h]) > 8.0f;
-  }
+  for (int h = 0; h < 2; ++h) grown |= fmaf(bound[h], steepest(scale), -softmax.max[h]) > 8.0f;
   if (!__any_sync(0xffffffffu, grown)) return false;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -511,7 +520,7 @@ __device__ __forceinline__ bool raise_maximum(
     for (int t = 1; t < n / 4; ++t) tile_max = fmaxf(tile_max, fmaxf(s[4 * t + 2 * h], s[4 * t + 2 * h + 1]));
     tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
     tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
-    const float highest = tile_max * scale;
+    const float highest = tile_max * factor_of(tile_max, scale);
     // Rounded up: of scores of -1e9, by which masks hide, weights would else exceed what 16 bits hold.
     const float row_max = fmaxf(softmax.max[h], highest * (highest < 0.0f ? 1.0f - 0x1p-22f : 1.0f + 0x1p-22f));
     // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
@@ -523,9 +532,25 @@ __device__ __forceinline__ bool raise_maximum(
   return true;
 }
 
-// Turns the scores of a tile into weights, 2^(score - maximum), and adds them to the rows' sums.
+// The same where no bounds are known: of zero and, compared as integers, all positive scores.
 template <int n>
-__device__ __forceinline__ void weigh(float (&s)[n], SoftmaxState& softmax, float scale) {
+__device__ __forceinline__ bool raise_maximum(const float (&s)[n], SoftmaxState& softmax, float (&rescale)[2], float scale) {
+  float bound[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    int most = 0;
+#pragma unroll
+    for (int t = 0; t < n / 4; ++t) {
+      most = __vimax3_s32(most, __float_as_int(s[4 * t + 2 * h]), __float_as_int(s[4 * t + 2 * h + 1]));
+    }
+    bound[h] = __int_as_float(most);
+  }
+  return raise_maximum(s, bound, softmax, rescale, scale);
+}
+
+// Turns the scores of a tile into weights, 2^(score - maximum), and adds them to the rows' sums.
+template <int n, typename Scale>
+__device__ __forceinline__ void weigh(float (&s)[n], SoftmaxState& softmax, const Scale& scale) {
   float base[2], sum[2][2] = {};  // of even and of odd columns: short chains of additions
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -533,7 +558,7 @@ __device__ __forceinline__ void weigh(float (&s)[n], SoftmaxState& softmax, floa
   }
 #pragma unroll
   for (int i = 0; i < n; ++i) {
-    const float exponent = fmaf(s[i], scale, -base[i / 2 % 2]);
+    const float exponent = fmaf(s[i], factor_of(s[i], scale), -base[i / 2 % 2]);
     s[i] = exp2f(exponent);
     sum[i / 2 % 2][i % 2] += s[i];
   }
@@ -803,6 +828,7 @@ __device__ __forceinline__ void consume_tile(
   // Where it is next to none, what is left of the scale is small: nothing is divided by zero.
   const float score_scale = fabsf(args.scale) < 1e-30f ? 1e-30f : fabsf(args.scale);
   const float scale = kLog2e * args.softcap;
+  const SmallCap cap(args, score_scale, scale);
   SoftmaxState softmax;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -844,11 +870,7 @@ __device__ __forceinline__ void consume_tile(
     hold(s);
     if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
     k_pipe.advance();
-    if (are_small(args, s, score_scale)) {
-      change<true>(args, s, score_scale, tile.batch, tile.head, row, n * kBc);
-    } else {
-      change<false>(args, s, score_scale, tile.batch, tile.head, row, n * kBc);
-    }
+    change(args, s, score_scale, tile.batch, tile.head, row, n * kBc);
     if (n >= first_partial) hide_last(s, SeenKeys(args, tile.batch, row), n * kBc);
     raise_maximum(s, softmax, rescale, scale);
     weigh(s, softmax, scale);
@@ -870,14 +892,17 @@ __device__ __forceinline__ void consume_tile(
       hold(s);
       if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
       k_pipe.advance();
-      if (are_small(args, s, score_scale)) {
-        change<true>(args, s, score_scale, tile.batch, tile.head, row, n * kBc);
+      // Of whole tiles, small scores stay raw until exponents are made of them.
+      float bounds[2];
+      if (n < first_partial && cap.are_small(s, bounds)) {
+        if (raise_maximum(s, bounds, softmax, rescale, cap)) rescale_output(o, rescale);
+        weigh(s, softmax, cap);
       } else {
-        change<false>(args, s, score_scale, tile.batch, tile.head, row, n * kBc);
+        change(args, s, score_scale, tile.batch, tile.head, row, n * kBc);
+        if (n >= first_partial) hide_last(s, SeenKeys(args, tile.batch, row), n * kBc);
+        if (raise_maximum(s, softmax, rescale, scale)) rescale_output(o, rescale);
+        weigh(s, softmax, scale);
       }
-      if (n >= first_partial) hide_last(s, SeenKeys(args, tile.batch, row), n * kBc);
-      if (raise_maximum(s, softmax, rescale, scale)) rescale_output(o, rescale);
-      weigh(s, softmax, scale);
       pack_weights(s, p);
     }
     barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
@@ -1051,4 +1076,4 @@ extern "C" int attention_f16_d128_softcap(const AttentionArgs* args, cudaStream_
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f16", "batch": 2, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto", "scoring": {"softcap": 30.0}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 192, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 80, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 3, "v_stages": 3, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 8, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f16_d128_softcap", "launches": [{"threads": 512, "smem_bytes": 173056, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 80, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 80, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "c84a0a2ee3dc3523", "figures": [1491, 1025]}
+// flashgen: {"problem": {"dtype": "f16", "batch": 2, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto", "scoring": {"softcap": 30.0}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 192, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 80, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 3, "v_stages": 3, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 8, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "cubic"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f16_d128_softcap", "launches": [{"threads": 512, "smem_bytes": 173056, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 80, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 80, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "99b6e9a0e9fb6b3c", "figures": [1611, 1045]}

@@ -15,18 +15,19 @@
 //   v_stages = 3               V tiles in shared memory
 //   schedule = overlapped      the next scores: before these outputs, or behind them
 //   q_in_registers = false     keep Q in registers, which relieves shared memory
-//   order_of_groups = free     what warpgroups do in turns: nothing, products, exponentials
+//   order_of_groups = products what warpgroups do in turns: nothing, products, exponentials
 //   rescale = lazy             when outputs follow the running maximum: once it grew, or always
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
 //   section = 1                heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
 //   split = in_front           who splits float32: the blocks that read it, or launches in front of them
+//   tangent = septic           tangents of small scores: polynomials, special functions, by turns, or within exponents
 //
 // Tuned with soft cap 30.
 //
-// Measured on NVIDIA H200, batch 4, 16 heads, 4096 rows, with a causal mask, soft cap 30: 947.7 us (median),
-// spread 1.5 %, 145.1 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against
-// float64: 2.9e-07. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
+// Measured on NVIDIA H200, batch 4, 16 heads, 4096 rows, with a causal mask, soft cap 30: 930.8 us (median),
+// spread 2.2 %, 147.7 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against
+// float64: 3.2e-07. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
 //
@@ -38,8 +39,9 @@
 //     flashgen emit f32_d64_softcap30_causal.cu \
 //         --device h200 --d 64 --causal --softcap 30 --family wgmma --set br=128 --set bc=64 \
 //         --set persistent=true --set q_stages=1 --set k_stages=3 --set v_stages=3 \
-//         --set schedule=overlapped --set q_in_registers=false --set order_of_groups=free \
-//         --set rescale=lazy --set poly_exp=0 --set section=1 --set min_blocks=1 --set split=in_front
+//         --set schedule=overlapped --set q_in_registers=false --set order_of_groups=products \
+//         --set rescale=lazy --set poly_exp=0 --set section=1 --set min_blocks=1 --set split=in_front \
+//         --set tangent=septic
 
 #include <cuda_fp16.h>
 
@@ -95,6 +97,7 @@ constexpr int kValueTiles = kDv / 8;  // columns of eight in a thread's outputs
 
 // Named barriers of the block, by consumer.
 constexpr int kConsumerBarrier = 1;  // its own
+constexpr int kOrderBarrier = 1 + kConsumers;  // tells it that the one before it has done
 
 // At the barriers of K and V one lane arrives for its warp. compute-sanitizer's racecheck takes an arrival for the
 // arriving lane's alone, whatever __syncwarp came before: for it all arrive.
@@ -199,6 +202,11 @@ __device__ __forceinline__ void barrier_wait(Barrier* barrier, unsigned parity) 
 // Waits until `threads` threads have come to barrier `id` of the block, this one's warp among them.
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
+// Comes to barrier `id` and goes on.
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
 // Brings bytes that lie side by side to shared memory; counts them towards `barrier`.
@@ -512,6 +520,64 @@ __device__ __forceinline__ void change(
   }
 }
 
+// What makes capped scores, in powers of two, of small ones, which are brought to arguments of the tangent: a polynomial
+// of their squares that is the tangent's, by its argument. Capped scores are in the order of these, among which maxima
+// may so be found.
+struct SmallCap {
+  float powers[4];  // what the even powers of an argument are multiplied by
+  float arguments[2];  // what raw scores of each row are multiplied by to be arguments
+
+  __device__ __forceinline__ SmallCap(const AttentionArgs& args, const float (&scales)[2], float scale) {
+    powers[0] = scale * 0.99999994f;
+    powers[1] = scale * -0.33331902f;
+    powers[2] = scale * 0.13282467f;
+    powers[3] = scale * -0.04815025f;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float score_scale = scales[h];
+      const float factor = score_scale * (1.0f / args.softcap);
+      arguments[h] = factor >= 0.0f ? factor : kInfinity;  // which turns no order around, and makes none small
+    }
+  }
+
+  // Whether all of a warp's scores are small, in some `unit`; and how large arguments are in each row.
+  template <int n>
+  __device__ __forceinline__ bool are_small(const float (&s)[n], float (&bounds)[2], float unit = 1.0f) const {
+    bool is_small = true;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      int bound = 0;  // as integers, positive floats compare as they are
+#pragma unroll
+      for (int i = 2 * h; i < n; i += 8) {
+        const float first = fmaxf(fabsf(s[i]), fabsf(s[i + 1])), second = fmaxf(fabsf(s[i + 4]), fabsf(s[i + 5]));
+        bound = __vimax3_s32(bound, __float_as_int(first), __float_as_int(second));
+      }
+      bounds[h] = __int_as_float(bound) * (arguments[h] * unit);
+      is_small &= bounds[h] <= 0.38f;
+    }
+    return !__any_sync(0xffffffffu, !is_small);
+  }
+
+  template <int n>
+  __device__ __forceinline__ void make_arguments(float (&s)[n], float unit = 1.0f) const {
+#pragma unroll
+    for (int i = 0; i < n; ++i) s[i] *= arguments[i / 2 % 2] * unit;
+  }
+};
+
+__device__ __forceinline__ float factor_of(float argument, const SmallCap& cap) {
+  const float square = argument * argument;
+  float factor = cap.powers[3];
+#pragma unroll
+  for (int i = 2; i >= 0; --i) factor = fmaf(square, factor, cap.powers[i]);
+  return factor;
+}
+__device__ __forceinline__ float factor_of(float, float scale) { return scale; }
+
+// The largest such factor.
+__device__ __forceinline__ float steepest(const SmallCap& cap) { return cap.powers[0]; }
+__device__ __forceinline__ float steepest(float scale) { return scale; }
+
 // The softmax of a thread's two rows, g = lane / 4 and g + 8 of its warp's sixteen: element i of its scores or outputs
 // belongs to row i / 2 % 2 and column 8 (i / 4) + 2 (lane % 4) + i % 2.
 struct SoftmaxState {
@@ -521,21 +587,14 @@ struct SoftmaxState {
 
 // Raises the running maximum of each row to the tile's. What was summed so far must be multiplied by `rescale`,
 // where true is returned.
-template <int n>
+template <int n, typename Scale>
 __device__ __forceinline__ bool raise_maximum(
-    const float (&s)[n], SoftmaxState& softmax, float (&rescale)[2], float scale) {
-  // A maximum that is out of date by a factor of 2^2.875 harms neither range nor precision. As integers, positive
-  // floats compare as they are; zero bounds the others.
+    const float (&s)[n], const float (&bound)[2], SoftmaxState& softmax, float (&rescale)[2], const Scale& scale) {
+  // A maximum that is out of date by a factor of 2^2.875 harms neither range nor precision: it is looked for where the tile's
+  // bounds exceed it.
   bool grown = false;
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    int bound = 0;
-#pragma unroll
-    for (int t = 0; t < n / 4; ++t) {
-      bound = __vimax3_s32(bound, __float_as_int(s[4 * t + 2 * h]), __float_as_int(s[4 * t + 2 * h + 1]));
-    }
-    grown |= fmaf(__int_as_float(bound), scale, -softmax.max[h]) > 2.875f;
-  }
+  for (int h = 0; h < 2; ++h) grown |= fmaf(bound[h], steepest(scale), -softmax.max[h]) > 2.875f;
   if (!__any_sync(0xffffffffu, grown)) return false;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -544,7 +603,7 @@ __device__ __forceinline__ bool raise_maximum(
     for (int t = 1; t < n / 4; ++t) tile_max = fmaxf(tile_max, fmaxf(s[4 * t + 2 * h], s[4 * t + 2 * h + 1]));
     tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
     tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
-    const float highest = tile_max * scale;
+    const float highest = tile_max * factor_of(tile_max, scale);
     // Rounded up: of scores of -1e9, by which masks hide, weights would else exceed what 16 bits hold.
     const float row_max = fmaxf(softmax.max[h], highest * (highest < 0.0f ? 1.0f - 0x1p-22f : 1.0f + 0x1p-22f));
     // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
@@ -556,9 +615,25 @@ __device__ __forceinline__ bool raise_maximum(
   return true;
 }
 
-// Turns the scores of a tile into weights, 2^(score - maximum), and adds them to the rows' sums.
+// The same where no bounds are known: of zero and, compared as integers, all positive scores.
 template <int n>
-__device__ __forceinline__ void weigh(float (&s)[n], SoftmaxState& softmax, float scale) {
+__device__ __forceinline__ bool raise_maximum(const float (&s)[n], SoftmaxState& softmax, float (&rescale)[2], float scale) {
+  float bound[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    int most = 0;
+#pragma unroll
+    for (int t = 0; t < n / 4; ++t) {
+      most = __vimax3_s32(most, __float_as_int(s[4 * t + 2 * h]), __float_as_int(s[4 * t + 2 * h + 1]));
+    }
+    bound[h] = __int_as_float(most);
+  }
+  return raise_maximum(s, bound, softmax, rescale, scale);
+}
+
+// Turns the scores of a tile into weights, 2^(score - maximum), and adds them to the rows' sums.
+template <int n, typename Scale>
+__device__ __forceinline__ void weigh(float (&s)[n], SoftmaxState& softmax, const Scale& scale) {
   float base[2], sum[2][2] = {};  // of even and of odd columns: short chains of additions
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -566,7 +641,7 @@ __device__ __forceinline__ void weigh(float (&s)[n], SoftmaxState& softmax, floa
   }
 #pragma unroll
   for (int i = 0; i < n; ++i) {
-    const float exponent = fmaf(s[i], scale, -base[i / 2 % 2]);
+    const float exponent = fmaf(s[i], factor_of(s[i], scale), -base[i / 2 % 2]);
     s[i] = exp2f(exponent);
     sum[i / 2 % 2][i % 2] += s[i];
   }
@@ -579,12 +654,17 @@ struct LargestUnits {
   float of_keys = 0.0f, of_values = 0.0f;
 };
 
-// Scores from their keys' unit to what they are, but for that of Q.
-__device__ __forceinline__ void apply_unit(float (&s)[kBc / 2], float unit, LargestUnits& largest) {
-#pragma unroll
-  for (int i = 0; i < kBc / 2; ++i) s[i] *= unit;
+// The unit of a tile of keys.
+__device__ __forceinline__ float unit_of_tile(float unit, LargestUnits& largest) {
   largest.of_keys = fmaxf(largest.of_keys, unit);
   __syncwarp();  // one lane tells for all that the unit is read
+  return unit;
+}
+
+// Scores from their keys' unit to what they are, but for that of Q.
+__device__ __forceinline__ void apply_unit(float (&s)[kBc / 2], float unit) {
+#pragma unroll
+  for (int i = 0; i < kBc / 2; ++i) s[i] *= unit;
 }
 
 // Weights as operands of sixteen keys each, in two parts: two neighbouring tiles of eight, as a thread has them.
@@ -646,6 +726,15 @@ __device__ __forceinline__ void start_pv(float (&tile_o)[64 / 2], const Weights&
     wgmma_m64n64k16_f16_rs_trans(tile_o, p.big[step], step_of_keys(v, step), true);
   }
   wgmma_commit();
+}
+
+// An ordered barrier: consumers compute products one after the other, so that one's softmax runs beside
+// another's products.
+__device__ __forceinline__ void order_wait(int consumer) {
+  named_barrier_sync(kOrderBarrier + consumer, 2 * kWarpgroup);
+}
+__device__ __forceinline__ void order_arrive(int consumer) {
+  named_barrier_arrive(kOrderBarrier + (consumer + 1) % kConsumers, 2 * kWarpgroup);
 }
 
 // Where the log-sum-exps of a tile's head start.
@@ -887,12 +976,15 @@ __device__ __forceinline__ void consume_tile(
 #pragma unroll
   for (int h = 0; h < 2; ++h) score_scale[h] = fmaxf(score_scale[h] * fabsf(args.scale), 1e-37f);
   const float scale = kLog2e * args.softcap;
+  const SmallCap cap(args, score_scale, scale);
   LargestUnits largest;
   const unsigned long long q_desc = descriptor(q);
   const unsigned long long k_desc = descriptor(smem.k), v_desc = descriptor(smem.v, sizeof(VChunk));
   constexpr int kNextK = sizeof(smem.k[0]) >> 4, kNextV = sizeof(smem.v[0]) >> 4;  // as descriptors count
   for (int n = tile.last_tile; n > last_tile; --n) {
     // Keys that only other consumers see.
+    order_wait(consumer);
+    order_arrive(consumer);
     barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
     named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);  // no warp may fall behind by a phase
     if (lane < kArrivals) barrier_arrive(&smem.k_empty[k_pipe.stage]);
@@ -908,14 +1000,17 @@ __device__ __forceinline__ void consume_tile(
     float tile_o[kDv / 2], v_unit;
     Weights p;
     barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+    order_wait(consumer);
     start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
+    order_arrive(consumer);
     wgmma_wait<0>();
     hold(s);
-    apply_unit(s, smem.k_unit[k_pipe.stage][0], largest);
+    const float k_unit = unit_of_tile(smem.k_unit[k_pipe.stage][0], largest);
     if (lane < kArrivals) barrier_arrive(&smem.k_empty[k_pipe.stage]);
     // After the last scores the next Q may come.
     if (leader && n == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);
     k_pipe.advance();
+    apply_unit(s, k_unit);
     if (are_small(args, s, score_scale)) {
       change<true>(args, s, score_scale, tile.batch, tile.head, row, n * kBc);
     } else {
@@ -932,24 +1027,36 @@ __device__ __forceinline__ void consume_tile(
 #pragma unroll 1
     for (--n; n >= first_tile; --n) {
       // The next weights are made while these outputs are multiplied.
+      order_wait(consumer);
       start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
       start_pv(tile_o, p, v_desc + v_pipe.stage * kNextV);
+      order_arrive(consumer);
       const int v_stage = v_pipe.stage;
       v_pipe.advance();
       wgmma_wait<1>();
       hold(s);
-      apply_unit(s, smem.k_unit[k_pipe.stage][0], largest);
+      const float k_unit = unit_of_tile(smem.k_unit[k_pipe.stage][0], largest);
       if (lane < kArrivals) barrier_arrive(&smem.k_empty[k_pipe.stage]);
       if (leader && n == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);
       k_pipe.advance();
-      if (are_small(args, s, score_scale)) {
-        change<true>(args, s, score_scale, tile.batch, tile.head, row, n * kBc);
+      // Of whole tiles, small scores become arguments alone until exponents are made of them.
+      float bounds[2];
+      bool grown;
+      if (n < first_partial && cap.are_small(s, bounds, k_unit)) {
+        cap.make_arguments(s, k_unit);
+        grown = raise_maximum(s, bounds, softmax, rescale, cap);
+        weigh(s, softmax, cap);
       } else {
-        change<false>(args, s, score_scale, tile.batch, tile.head, row, n * kBc);
+        apply_unit(s, k_unit);
+        if (are_small(args, s, score_scale)) {
+          change<true>(args, s, score_scale, tile.batch, tile.head, row, n * kBc);
+        } else {
+          change<false>(args, s, score_scale, tile.batch, tile.head, row, n * kBc);
+        }
+        if (n >= first_partial) hide_last(s, SeenKeys(args, tile.batch, row), n * kBc);
+        grown = raise_maximum(s, softmax, rescale, scale);
+        weigh(s, softmax, scale);
       }
-      if (n >= first_partial) hide_last(s, SeenKeys(args, tile.batch, row), n * kBc);
-      const bool grown = raise_maximum(s, softmax, rescale, scale);
-      weigh(s, softmax, scale);
       // Sums are never negative. Asked for here, they keep the compiler from making weights after the outputs.
       const bool positive = !(softmax.sum[0] + softmax.sum[1] < 0.0f);
       if (n > first_tile && positive) barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
@@ -1126,6 +1233,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   } else {
     take_registers<232>();
     const int consumer = warp / 4 - 1;
+    if (consumer == kConsumers - 1) order_arrive(consumer);
     for_each_tile(args, [&](const Tile& tile) {
       consume_tile(args, smem, tile, consumer, q_pipe, k_pipe, v_pipe);
     });
@@ -1236,4 +1344,4 @@ extern "C" int attention_f32_d64_softcap(const AttentionArgs* args, cudaStream_t
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "scoring": {"softcap": 30.0}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 128, "splits": 1, "workspace_splits": 1, "split": "in_front", "bc": 64, "persistent": true, "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 3, "v_stages": 3, "summed_columns": 0, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d64_softcap", "launches": [{"threads": 128, "smem_bytes": 16, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "query_tiles"}, {"threads": 128, "smem_bytes": 16, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "walked_tiles", "of_keys": true, "dependent": true}, {"threads": 384, "smem_bytes": 132096, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "75ba8aeba6de1d03", "figures": [1595, 987]}
+// flashgen: {"problem": {"dtype": "f32", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "scoring": {"softcap": 30.0}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 128, "splits": 1, "workspace_splits": 1, "split": "in_front", "bc": 64, "persistent": true, "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 3, "v_stages": 3, "summed_columns": 0, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "septic"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d64_softcap", "launches": [{"threads": 128, "smem_bytes": 16, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "query_tiles"}, {"threads": 128, "smem_bytes": 16, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "walked_tiles", "of_keys": true, "dependent": true}, {"threads": 384, "smem_bytes": 132096, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "16ff5dc22a842a3b", "figures": [1715, 1025]}

@@ -23,12 +23,16 @@ def load(path: Path) -> ModuleType:
 
 
 def asked_of(module: ModuleType, inputs: Inputs) -> dict[str, Any]:
-    """Returns what a call of the module tells of masks and changes of scores, by keyword. Lists of the tiles
-    that masks leave, where they are no intervals, are made by the first call that has them."""
+    """Returns what a call of the module tells of masks and changes of scores, by keyword."""
     keywords = getattr(_kernel(module), "keywords", {})
-    asked = by_keyword(keywords, {**inputs.values, **inputs.arrays})
+    return by_keyword(keywords, {**inputs.values, **inputs.arrays})
+
+
+def _lists_of(module: ModuleType) -> dict[str, Any]:
+    """What keeps lists of the tiles that masks leave, where they are no intervals: the first call that has it
+    makes them."""
     lists = getattr(module, "TileLists", None)
-    return asked if lists is None else {**asked, "lists": lists()}
+    return {} if lists is None else {"lists": lists()}
 
 
 def call_of(module: ModuleType, inputs: Inputs, out: Any = None, *, same_bits: bool = False) -> Call:
@@ -40,7 +44,12 @@ def call_of(module: ModuleType, inputs: Inputs, out: Any = None, *, same_bits: b
         return _latent_call(module, inputs, out)
     if p.backward:
         return _gradients_call(module, inputs, {"deterministic": True} if same_bits else {})
-    options: dict[str, Any] = {"causal": p.causal, "out": out, **asked_of(module, inputs)}
+    options: dict[str, Any] = {
+        "causal": p.causal,
+        "out": out,
+        **asked_of(module, inputs),
+        **_lists_of(module),
+    }
     q, k, v = inputs.q, inputs.k, inputs.v
     if p.layout is DENSE:
         return lambda: module.attention(q, k, v, **options)

@@ -268,10 +268,10 @@ def test_an_emitted_module_is_told_what_its_kernels_read(clock, tmp_path):
     module = emitted.load(path)
     inputs = Inputs.draw(clock, problem)
     told = emitted.asked_of(module, inputs)
-    assert told["window"] == (7, 0) and told["n"] == 2 and isinstance(told["lists"], module.TileLists)
+    assert told["window"] == (7, 0) and told["n"] == 2
     assert [each.shape for each in told["documents"]] == [(1, 9), (1, 9)]
     assert told["sinks"].shape == (2,) and told["bias"].shape == (1, 2, 9, 9)
-    assert set(told) == {"window", "documents", "n", "sinks", "bias", "lists"}
+    assert set(told) == {"window", "documents", "n", "sinks", "bias"}
     plain = emitted.load(shipped_folder() / "nvidia_h200" / "f32_d64.py")
     assert emitted.asked_of(plain, Inputs.draw(clock, SINGLE)) == {}
 
@@ -288,6 +288,9 @@ KINDS = {
     ),
     "gradients": ("mma-backward", {"backward": True}),
     "gradients under a window": ("mma-backward", {"backward": True, "scoring": Scoring(window=(3, 0))}),
+    # Its runtime has lists of tiles, of which gradients take none.
+    "gradients under ALiBi": ("mma-backward", {"backward": True, "scoring": Scoring(alibi=True)}),
+    "lists of tiles": ("mma", {"scoring": Scoring(mask="(q - k) % 3 == 0")}),
 }
 
 
@@ -308,14 +311,17 @@ def test_a_module_as_it_is_emitted_takes_what_it_is_called_with(kind, clock, tmp
             takes = inspect.signature(getattr(module, name))
 
             def call(*given, name=name, takes=takes, **options):
-                called.append(name)
+                called.append((name, options))
                 takes.bind(*given, **options)
                 return given[0]
 
             monkeypatch.setattr(module, name, call)
     inputs = Inputs.draw(clock, problem)
     emitted.call_of(module, inputs, inputs.output(float("nan")), same_bits=problem.backward)()
-    assert len(called) == 1 and ("gradients" in called) == problem.backward
+    ((name, options),) = called
+    assert (name == "gradients") == problem.backward
+    if problem.backward or kind == "lists of tiles":
+        assert ("lists" in options) == (not problem.backward)
 
 
 #: One of packed sequences.
@@ -942,7 +948,7 @@ def test_gradients_under_documents_and_slopes_are_timed_beside_who_knows_them(ki
     assert reasons.items() >= refused.items() and not {"xformers", "cupy", "nested"} & set(row.cells)
     assert all(row.cells[name].error < 4e-3 for name in timed | {OURS}), row.cells
     assert row.ms("flex") == 5.0 and row.ratio("flex") == 2.5
-    assert row.ms("torch-varlen") == (3.0 if kind == "documents" else None)
+    assert row.ms("torch-varlen") == (3.0 if kind == "lists of tiles" else None)
 
 
 def test_gradients_beside_sinks_are_told_of(fake):
