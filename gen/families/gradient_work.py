@@ -42,14 +42,12 @@ def walk_of_keys(
     for first in range(0, problem.seqlen_k, bc):
         first_row = int(np.searchsorted(ends, first, side="right"))
         end_row = int(np.searchsorted(begins, min(first + bc, problem.seqlen_k), side="left"))
+        rows = end_row - first_row // br * br if first_row < end_row else 0
+        tiles: float = -(-rows // br)
         if reaches:
             places = first - shift, min(first + bc, problem.seqlen_k) - 1 - shift
-            found.append(
-                round(mean_tiles_in_reach(reaches, places, (first_row, end_row), br) * problem.group)
-            )
-            continue
-        rows = end_row - first_row // br * br if first_row < end_row else 0
-        found.append(-(-rows // br) * problem.group)
+            tiles = mean_tiles_in_reach(reaches, places, (first_row, end_row), br)
+        found.append(round(tiles * problem.group))
     return _walks(found, warps)
 
 

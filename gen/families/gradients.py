@@ -86,14 +86,14 @@ class GradientVariant(Variant):
         gradients, and `launch`, which stands before what it adds up for; and those of the gradients of what
         scores read."""
         main, plan = self.launch(problem, limits), self.plan(problem, limits)
-        planned = () if plan is None else (plan.launch,)
-        planned += self.launches_in_front(problem)
+        before = () if plan is None else (plan.launch,)
+        before += self.launches_in_front(problem)
         statistics = statistics_launch(packed=problem.layout.is_packed)
         of_buffers = (each.launch for each in buffer_gradients(problem.scores))
         if self.summed_columns(problem):
             behind = (self._postprocess(problem),) if self.reads_sums else ()
-            return (*planned, statistics, main, *behind, *of_buffers)
-        return (*planned, statistics, self._queries(problem), main, *of_buffers)
+            return (*before, statistics, main, *behind, *of_buffers)
+        return (*before, statistics, self._queries(problem), main, *of_buffers)
 
     def _queries(self, problem: Problem) -> Launch:
         packed = problem.layout.is_packed

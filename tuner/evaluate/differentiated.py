@@ -71,7 +71,7 @@ def check_gradients(
     if case.want_lse:
         arrays["dlse"] = rng.standard_normal(lse.shape, dtype=np.float32)
     found = runner.differentiate(build, arrays, scale=scale, values=values)
-    worst, of_buffers = 0.0, dict[str, Gradient]()
+    least, worst, of_buffers = least_weight(build.kernel), 0.0, dict[str, Gradient]()
     for each, exact in zip(parts, expected, strict=True):
         wanted = gradients(
             *each.of(inputs),
@@ -91,12 +91,12 @@ def check_gradients(
             own = found[name][:, :, each.rows if name == "dq" else each.keys]
             times = _times(name, each.of(inputs), scale)
             told = f"{name}, {case.name}"
-            least = least_weight(build.kernel)
-            worst = max(worst, compare_gradient(own, gradient, exact, problem, told, times, least))
+            worst = max(worst, compare_gradient(own, gradient, exact, problem, told, least, times))
     largest = max(expected, key=lambda exact: weight_bound(problem, exact))
     for name, gradient in of_buffers.items():
         whole = gradient.summed_to(found[name].shape)
-        worst = max(worst, compare_gradient(found[name], whole, largest, problem, f"{name}, {case.name}"))
+        told = f"{name}, {case.name}"
+        worst = max(worst, compare_gradient(found[name], whole, largest, problem, told, least))
     return worst
 
 
@@ -150,20 +150,20 @@ def compare_gradient(
     expected: Reference,
     problem: Problem,
     name: str,
+    least: float,
     times: float = 1.0,
-    least: float | None = None,
 ) -> float:
     """Returns the largest ‖found - wanted‖ over its spread of a head, 0 where scores are beyond
-    `has_ordinary_scores`; ``expected`` is what the forward pass makes of the inputs, ``times`` the largest
-    number that what is summed was multiplied by, ``least`` the weight of which the kernel may make none, else
-    as its class promises. Raises `WrongResult` for anything that rounding does not explain, NaN and infinity
+    `has_ordinary_scores`; ``expected`` is what the forward pass makes of the inputs, ``least`` the weight
+    below which a kernel may take one for none, ``times`` the largest number that what is summed was
+    multiplied by. Raises `WrongResult` for anything that rounding does not explain, NaN and infinity
     included."""
     found, wanted = of_four_axes(found), Gradient(of_four_axes(wanted.value), of_four_axes(wanted.spread))
     sizes = (expected.max_score, expected.change_error, expected.sink_score)
     bound = ROUNDINGS * weight_bound(problem, expected)
     largest = np.abs(wanted.value).max(axis=(2, 3), keepdims=True, initial=0.0)
     difference = np.abs(np.asarray(found, np.float64) - wanted.value)
-    floor = WEIGHTS * (promise_of(problem).weight_floor if least is None else least)
+    floor = WEIGHTS * least
     difference = np.maximum(difference - (max(LOST, floor) * largest + max(LEAST, floor * times)), 0.0)
     norms = (np.sqrt(np.square(each).sum(axis=(2, 3))) for each in (difference, wanted.spread))
     errors = _over(*norms)

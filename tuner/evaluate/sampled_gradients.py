@@ -79,7 +79,7 @@ def check_gradient_sample(runner: Runner, build: Build, problem: Problem, seed: 
     least, worst = least_weight(build.kernel), 0.0
     for each, wanted in sample.expected.items():
         whole, told = wanted.summed_to(found[each].shape), f"{each}, {name}"
-        worst = max(worst, compare_gradient(found[each], whole, sample.sizes, problem, told, least=least))
+        worst = max(worst, compare_gradient(found[each], whole, sample.sizes, problem, told, least))
     return worst
 
 
@@ -95,7 +95,8 @@ def check_packed_gradient_sample(runner: Runner, build: Build, problem: Problem,
         dout[0, head, rows] = rng.standard_normal(exact.o.shape[2:], dtype=np.float32).astype(o.dtype)
     arrays = {"q": q, "k": k, "v": v, "o": o, "dout": dout, "lse": lse}
     found = runner.differentiate(build, arrays, scale=sample.scale, values=sample.values)
-    name, worst, of_buffers = f"{problem.name} at its real lengths", 0.0, dict[str, Gradient]()
+    name, least = f"{problem.name} at its real lengths", least_weight(build.kernel)
+    worst, of_buffers = 0.0, dict[str, Gradient]()
     places = zip(*(sequence_slices(sample.values, each) for each in "qk"), strict=True)
     picked = iter(sample.expected)
     for number, (rows, keys) in enumerate(places):
@@ -117,11 +118,11 @@ def check_packed_gradient_sample(runner: Runner, build: Build, problem: Problem,
                 continue
             own = found[each][:, :, rows if each == "dq" else keys]
             told = f"{each}, {name}, sequence {number}"
-            worst = max(worst, compare_gradient(own, gradient, sizes, problem, told))
+            worst = max(worst, compare_gradient(own, gradient, sizes, problem, told, least))
     largest = max(sample.expected, key=lambda exact: weight_bound(problem, exact))
     for each, gradient in of_buffers.items():
         whole = gradient.summed_to(found[each].shape)
-        worst = max(worst, compare_gradient(found[each], whole, largest, problem, f"{each}, {name}"))
+        worst = max(worst, compare_gradient(found[each], whole, largest, problem, f"{each}, {name}", least))
     return worst
 
 
