@@ -9,6 +9,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from .arguments import struct_of
+from .handover.reach import REACH_DEPTH
 from .kernel import Kernel
 from .launch import MAIN_ROLE, in_turn
 from .limits import DeviceLimits
@@ -78,6 +79,7 @@ def render_unchecked(variant: Variant, problem: Problem, limits: DeviceLimits) -
             element_header=element_header,
             access_width=variant.access_width(problem),
             access_bytes=variant.access_width(problem) * ITEM_BYTES[problem.dtype],
+            reach_depth=REACH_DEPTH,
             settings={p.name: str(getattr(variant, p.name)).lower() for p in variant.named_parameters()},
             p=variant,
             c=constants,

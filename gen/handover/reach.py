@@ -41,11 +41,11 @@ OWN_REACH = "not made for blocks of several heads, nor for such as share keys"
 REACH_THREADS, LENGTH_KEYS, REACH_ROWS = 128, 16, 64
 #: The regions of a workspace that they leave.
 KEY_LENGTHS, REACHES, REACH_OF_HEADS = "key_lengths", "reaches", "reach_of_heads"
-#: Powers of two by which what is left out lies below what is known, as the launch has it: those of float32,
+#: Powers of two by which what is left out lies below what is known: those of float32,
 #: and one for both sides.
-DEPTH = 25.0
+REACH_DEPTH = 25.0
 #: What all that is left out of a row weighs together at most, of what all its keys do.
-LOST_WEIGHT = 2.0 ** (1 - DEPTH)
+LOST_WEIGHT = 2.0 ** (1 - REACH_DEPTH)
 #: Of rows of random numbers, how much longer than their mean length the longest of many are, and how far
 #: below nothing the least of some products of two rows is, in deviations of each.
 LONGER, LOWER = 2.5, 2.4
@@ -95,7 +95,7 @@ def reaches_of_heads(problem: Problem) -> tuple[float, ...]:
     found = []
     for slope in np.asarray(typical_values(problem)["slopes"])[0] * log2(e):
         keys = max(1.0, min(problem.seqlen_k, 1.0 / (log(2.0) * slope)))
-        found.append(float((most + DEPTH + log2(keys)) / slope))
+        found.append(float((most + REACH_DEPTH + log2(keys)) / slope))
     return tuple(found)
 
 
