@@ -64,7 +64,7 @@ from ...serves import Serves
 from ..arithmetic import LEAST_EXPONENT, TOP_EXPONENT
 from ..used_tiles import UsedTiles
 from ..wgmma.parameters import GROUP, is_split
-from ..wgmma.shared_memory import CHUNK, chunks
+from ..wgmma.shared_memory import ALIGNMENT, CHUNK, chunks
 from .parameters import ADDING_WARPS, SECTION_SHARE, SUM_COLUMNS, SUM_ROWS, consumer_registers
 from .rules import RuledParameters
 
@@ -137,6 +137,7 @@ class WgmmaBackward(UsedTiles, RuledParameters):
         d_widths, dv_widths = _widths(problem.head_dim), _widths(problem.head_dim_v)
         return {
             **super().constants(problem, limits),
+            "smem_alignment": ALIGNMENT,
             "tile_rows": TILE_ROWS,
             "split_threads": TILE_THREADS,
             "split_arrays": ARRAYS_OF_GRADIENTS,

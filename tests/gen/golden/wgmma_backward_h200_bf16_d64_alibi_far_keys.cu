@@ -1484,7 +1484,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 extern "C" __global__ void __launch_bounds__(kPairThreads)
     attention_bf16_d64_backward_alibi_gradient_of_slopes(const AttentionArgs args) {
   wait_for_earlier_launches();
-  extern __shared__ __align__(16) unsigned char shared_bytes[];
+  extern __shared__ __align__(1024) unsigned char shared_bytes[];
   PairTiles& tiles = *reinterpret_cast<PairTiles*>(shared_bytes);
   if (args.dslopes == nullptr) return;
   const int key_tiles = (args.seqlen_k + kPairKeys - 1) / kPairKeys;

@@ -9,6 +9,7 @@ from flashgen.gen.families.ladder.family import steps
 from flashgen.gen.families.mma.family import Mma
 from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.families.wgmma.family import Wgmma
+from flashgen.gen.families.wgmma_backward.family import WgmmaBackward
 from flashgen.gen.limits import PRESETS
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
@@ -144,9 +145,19 @@ def test_warpgroup_kernels_build_without_warnings_and_spills(causal, monkeypatch
         assert built.spill_bytes == 0, f"{problem.stem} {variant.name}"
 
 
-@pytest.mark.parametrize("name", ["f32_d64_causal", "f32_d128", "f32_d32"])
-def test_warpgroup_kernels_of_float32_build_without_warnings_and_spills(name, monkeypatch):
+#: float32 in parts, and gradients beside those of what scores read.
+TUNED = [
+    "f32_d64_causal",
+    "f32_d128",
+    "f32_d32",
+    "f32_d64_softcap30_causal",
+    "bf16_d64_backward_alibi_causal_b2_h32_n8192",
+]
+
+
+@pytest.mark.parametrize("name", TUNED)
+def test_tuned_warpgroup_kernels_build_without_warnings_and_spills(name, monkeypatch):
     monkeypatch.setenv("NVCC_APPEND_FLAGS", "-Werror all-warnings")
     tuned = library.read(library.shipped_folder() / "nvidia_h200" / f"{name}.json").kernel
-    assert isinstance(tuned.variant, Wgmma)
+    assert isinstance(tuned.variant, (Wgmma, WgmmaBackward))
     assert build(tuned.variant, tuned.problem, "h200").spill_bytes == 0
