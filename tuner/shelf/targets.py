@@ -50,14 +50,18 @@ def _unwritable(target: Path, error: OSError) -> FlashgenError:
     )
 
 
+def _has_program(problem: Problem) -> bool:
+    """Whether there are programs of such gradients."""
+    return problem.scoring.is_plain and problem.layout is DENSE
+
+
 def with_program(emitted: Emitted, target: Path) -> str:
     """Returns the text of a .cu file that is a program, called as ``target`` is.
 
     Raises UsageError for kernels that it could not call.
     """
     _check_native(emitted.problem)
-    is_plain = emitted.problem.scoring.is_plain and emitted.problem.layout is DENSE
-    if emitted.problem.backward and not is_plain:
+    if emitted.problem.backward and not _has_program(emitted.problem):
         raise UsageError(
             "--main makes programs of gradients that check themselves under the causal mask or none, of "
             f"sequences of one length; {emitted.problem.name} is called by the launcher in the plain .cu"
@@ -75,9 +79,10 @@ def files_beside(target: Path, emitted: Emitted) -> dict[Path, str]:
         )
     _check_native(emitted.problem)
     if emitted.problem.backward:
+        program_too = ", and --main makes a program of it" if _has_program(emitted.problem) else ""
         raise UsageError(
             f"--cmake makes no libraries of gradients; {emitted.problem.name} is called by the launcher in "
-            "the plain .cu, and --main makes a program of it"
+            f"the plain .cu{program_too}"
         )
     kernel, _ = read_cuda(emitted.text)
     files = library_files(kernel, target.stem)

@@ -106,7 +106,10 @@ def test_a_kernel_of_gradients_is_emitted_and_read_back(tmp_path: Path) -> None:
 def test_programs_and_libraries_that_there_are_none_of_are_refused(tmp_path: Path) -> None:
     run = command_runner()
     words = ("emit", str(tmp_path / "best.cu"), "--backward", "--device", "gtx-1080", "--set", "br=32")
-    assert "makes no libraries of gradients" in " ".join(run(*words, "--cmake", code=2).stderr.split())
+    for asked, has_program in (((), True), (("--softcap", "30"), False)):
+        told = " ".join(run(*words, *asked, "--cmake", code=2).stderr.split())
+        assert "makes no libraries of gradients" in told
+        assert ("--main makes a program of it" in told) == has_program
     told = run(*words, "--main", "--softcap", "30", code=2).stderr
     assert "that check themselves under the causal mask or none" in " ".join(told.split())
     assert not list(tmp_path.glob("best*"))
