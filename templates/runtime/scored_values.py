@@ -373,8 +373,12 @@ class _Asked(_Beside):
         handle = _current_handle(torch, plan.device) if torch is not None else _read("q", q)[2] or 0
         if handle == _STREAM_OF_THREAD or _is_captured(handle):
             return None
+        return (*self.key_of_lists(tuned, plan), handle)
+
+    def key_of_lists(self, tuned: Scored, plan: _Plan) -> tuple[Any, ...]:
+        """The same but for the stream, of lists that numbers alone tell."""
         numbers = [self.scalars[name] for name in tuned.scalars]
-        return (tuned, plan.masked, plan.device, *plan.sizes.values(), *numbers, handle)
+        return (tuned, plan.masked, plan.device, *plan.sizes.values(), *numbers)
 
     def launched(self) -> None:
         if self._remembering is not None:

@@ -350,7 +350,7 @@ FEW: dict[str, tuple[Scoring, dict[str, Any], str]] = {
         {},
         "attention _either _named _served_by _key_of _arrays_of _torch_of _sizes_of _shape_of _shape_of "
         "__init__ __init__ attend numbers values buffers _key_of_values _lists_of _key_of_lists _torch_of "
-        "_current_handle _is_captured find address _torch_of",
+        "_current_handle _is_captured key_of_lists find address _torch_of",
     ),
 }
 

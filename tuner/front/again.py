@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 
 from ...templates.runtime.gradient_tensors import _Seen, _with_tensors, _without_tensors
 from ...templates.runtime.plans import (
+    _LISTS_MADE,
     _MOST_STREAMS,
+    _TILE_LISTS,
     _WORKSPACE,
     _encode_maps,
     _functions_in_primary,
@@ -21,7 +23,7 @@ from ...templates.runtime.plans import (
     _Step,
     _tell_of_launch,
 )
-from ...templates.runtime.scored_values import _Asked
+from ...templates.runtime.scored_values import _LISTS, Scored, _Asked, _is_captured
 from ...templates.runtime.tensors import _Tensors
 from .attend import Call, call_of, served_by
 from .bound import Bound
@@ -86,13 +88,28 @@ def _made(bound: Bound, torch: Any, call: Call, names: Sequence[str], derived: b
     suits = plan.blocks and plan.has_keys and plan.misfit_bits != -1
     if plan.meta or not plan.in_primary or not suits:
         return None
-    if any(launch.lists or launch.plans for launch in plan.tuned.launches):
+    if any(launch.plans for launch in plan.tuned.launches):
         return None  # which are made as they are needed
     read = _Read.of(call, beside, plan, names)
     if read is None:
         return None
-    run = _running(torch, q, plan, scale, read, call.return_lse or derived)
+    listed = None
+    if any(launch.lists for launch in plan.tuned.launches):
+        listed = _common_lists(beside, plan, read)
+        if listed is None:
+            return None
+    run = _running(torch, q, plan, scale, read, listed, return_lse=call.return_lse or derived)
     return _differentiated(torch, tensors, run, call, scale, beside, read) if derived else run
+
+
+def _common_lists(beside: Any, plan: _Plan, read: _Read) -> tuple[Any, ...] | None:
+    """What is remembered of lists of tiles which such calls have in common, but for the stream; None where
+    each makes its own, or the call before has left none."""
+    tuned = plan.tuned
+    if not (isinstance(tuned, Scored) and isinstance(beside, _Asked) and tuned.lists_stand):
+        return None
+    are_made = read.numbers[beside.tuned.reads.index(_LISTS_MADE)]
+    return beside.key_of_lists(tuned, plan) if are_made else None
 
 
 class _Read(NamedTuple):
@@ -115,7 +132,7 @@ class _Read(NamedTuple):
             return cls((), (), (), ())
         numbers, names = beside.numbers(plan, call.q, True), tuple(beside.tuned.buffers)
         keywords = {parts: keyword for keyword, parts in beside.tuned.keywords.items()}
-        if any((name,) not in keywords for name in names) or beside.kept.keys() != set(names):
+        if any((name,) not in keywords for name in names) or beside.kept.keys() - {_TILE_LISTS} != set(names):
             return None
         asked = [beside.arrays[keywords[(name,)]] for name in names]
         if any(beside.kept[name] is not each for name, each in zip(names, asked, strict=True)):
@@ -136,6 +153,8 @@ class _Launches(NamedTuple):
     of those that calls pass."""
     at_workspace: tuple[tuple[Any, int], ...]
     """Those that are the address of the workspace."""
+    at_lists: tuple[tuple[Any, int], ...]
+    """And of lists of tiles."""
     steps: tuple[tuple[Callable[..., None], Callable[[], int], Any, _Step], ...]
     """For each launch what writes the addresses of q, k, v, o and the log-sum-exp, what makes it, and the
     maps made before, by addresses; None where there are none."""
@@ -150,6 +169,7 @@ def _launches(
     ready.write_numbers(scale, read.numbers)
     at_arrays: list[tuple[Any, int, int]] = []
     at_workspace: list[tuple[Any, int]] = []
+    at_lists: list[tuple[Any, int]] = []
     for step in ready.steps:
         arguments = step.arguments
         words = memoryview(arguments.buffer).cast("B").cast("Q")
@@ -158,12 +178,25 @@ def _launches(
             at_arrays.append((words, places[name], index))
         if plan.workspace_words and _WORKSPACE in places:
             at_workspace.append((words, places[_WORKSPACE]))
-    return tuple(_Launches(tuple(at_arrays), tuple(at_workspace), ready.in_order))
+        if _TILE_LISTS in places:
+            at_lists.append((words, places[_TILE_LISTS]))
+    steps = ready.steps_for(read.numbers)
+    return tuple(_Launches(tuple(at_arrays), tuple(at_workspace), tuple(at_lists), steps))
 
 
-def _running(torch: Any, like: Any, plan: _Plan, scale: float | None, read: _Read, return_lse: bool) -> Again:
+def _running(
+    torch: Any,
+    like: Any,
+    plan: _Plan,
+    scale: float | None,
+    read: _Read,
+    listed: tuple[Any, ...] | None,
+    *,
+    return_lse: bool,
+) -> Again:
     """Runs a plan on tensors ``like`` that one: what `tensors._run` and `plans._launch` do where all but
-    addresses is known. A call is as long as what it looks up and enters."""
+    addresses is known. A call is as long as what it looks up and enters. ``listed``: by what lists of tiles
+    are found on each stream, where the plan has some."""
     idle: dict[int, list[Any]] = {}
     misfit_bits, device, like_q, words = plan.misfit_bits, plan.device, plan.like_q, plan.workspace_words
     shape, strides, dtype = plan.out_shape, plan.out_strides, plan.out_dtype
@@ -179,7 +212,12 @@ def _running(torch: Any, like: Any, plan: _Plan, scale: float | None, read: _Rea
         at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
         if (at_q | at_k | at_v) & misfit_bits:
             return None
-        handle = current_stream(device)
+        handle, address_of_lists = current_stream(device), 0
+        if listed is not None:
+            lists = None if _is_captured(handle) else _LISTS.find((*listed, handle))
+            if lists is None:
+                return None  # whoever makes them remembers them
+            address_of_lists = lists.address
         try:
             waiting = idle[handle]
             ready = waiting.pop()
@@ -188,7 +226,7 @@ def _running(torch: Any, like: Any, plan: _Plan, scale: float | None, read: _Rea
                 idle.clear()
             waiting = idle.setdefault(handle, [])
             ready = _launches(plan, functions, handle, scale, read)
-        at_arrays, at_workspace, steps = ready
+        at_arrays, at_workspace, at_lists, steps = ready
         at_once = has_empty and (current_device is None or current_device() == device)
         at_lse, lse = 0, None
         if out is not None:
@@ -213,6 +251,8 @@ def _running(torch: Any, like: Any, plan: _Plan, scale: float | None, read: _Rea
             address = workspace.data_ptr()
             for memory, word in at_workspace:
                 memory[word] = address
+        for memory, word in at_lists:
+            memory[word] = address_of_lists
         for memory, word, index in at_arrays:
             memory[word] = arrays[index].data_ptr()
         for write, start, kept, step in steps:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...gen.emit.cuda import read_cuda
 from ...gen.families import family_named
+from ...gen.handover.reach import reach_launches
 from ...gen.handover.split_rows import split_launches
 from ...gen.handover.split_tiles import split_tile_launches
 from ...gen.kernel import Kernel
@@ -125,11 +126,12 @@ def _launch_of(facts: Mapping[str, ast.expr], entry: str, problem: Problem) -> L
 
 
 def _launches_of_all(problem: Problem) -> dict[str, Launch]:
-    """The launches of the backward pass, by role, that are the same of all kernels of a problem."""
-    if not problem.backward:
-        return {}
-    of_buffers = (each.launch for each in buffer_gradients(problem.scores))
-    return {each.role: each for each in (*split_launches(), *split_tile_launches(), *of_buffers)}
+    """The launches, by role, that are the same of all kernels of a problem."""
+    found = list(reach_launches())
+    if problem.backward:
+        of_buffers = (each.launch for each in buffer_gradients(problem.scores))
+        found += (*split_launches(), *split_tile_launches(), *of_buffers)
+    return {each.role: each for each in found}
 
 
 def _call(expression: ast.expr) -> ast.Call:

@@ -948,7 +948,7 @@ def test_gradients_under_documents_and_slopes_are_timed_beside_who_knows_them(ki
     assert reasons.items() >= refused.items() and not {"xformers", "cupy", "nested"} & set(row.cells)
     assert all(row.cells[name].error < 4e-3 for name in timed | {OURS}), row.cells
     assert row.ms("flex") == 5.0 and row.ratio("flex") == 2.5
-    assert row.ms("torch-varlen") == (3.0 if kind == "lists of tiles" else None)
+    assert row.ms("torch-varlen") == (3.0 if kind == "documents" else None)
 
 
 def test_gradients_beside_sinks_are_told_of(fake):

@@ -21,7 +21,8 @@ from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
 from flashgen.gen.scoring.asked import PLAIN, Scoring
-from flashgen.tuner.front import bound, call, candidates
+from flashgen.templates.runtime import scored_values
+from flashgen.tuner.front import again, bound, call, candidates
 
 from tests.support.entered import functions_entered
 from tests.support.host_tensors import Graphs
@@ -62,6 +63,7 @@ def wanted(torch: Any, q: Any, k: Any, v: Any, **told: Any) -> tuple[Any, Any]:
     hidden = (far > 0) if told.get("causal") else torch.zeros_like(far, dtype=torch.bool)
     left, right = (-1 if side is None else side for side in told.get("window", (-1, -1)))
     hidden = hidden | ((far < -left) if left >= 0 else hidden) | ((far > right) if right >= 0 else hidden)
+    hidden = hidden | (far % told.get("dilation", 1) != 0)
     scores = scores.masked_fill(hidden, -torch.inf)
     if "sinks" in told:
         scores = torch.cat([scores, told["sinks"][None, :, None, None].expand(*scores.shape[:3], 1)], 3)
@@ -103,6 +105,7 @@ KINDS: dict[str, tuple[Callable[[Any], dict[str, Any]], Scoring]] = {
     "bshd": (lambda torch: {"layout": "bshd", "causal": True, "return_lse": True}, Scoring()),
     "window": (lambda torch: {"window": (3, 2)}, Scoring(window=(3, 2))),
     "a side of a window": (lambda torch: {"window": (3, None), "causal": True}, Scoring(window=(3, -1))),
+    "dilation": (lambda torch: {"dilation": 3, "causal": True}, Scoring(dilation=2)),
     "softcap": (lambda torch: {"softcap": 2.0, "causal": True}, Scoring(softcap=30.0)),
     "sinks": (lambda torch: {"sinks": drawn(torch, 4)}, Scoring(sinks=True)),
     "slopes": (lambda torch: {"alibi_slopes": drawn(torch, 4)}, Scoring(alibi=True)),
@@ -387,6 +390,29 @@ def test_the_stream_in_use_is_the_calls(torch: Any, driver: Driver, card: Any, m
         assert by_the_usual_way(*arrays, stream=0)
 
 
+def test_lists_of_tiles_are_those_that_calls_on_the_stream_have_made(
+    torch: Any, driver: Driver, card: Any, monkeypatch: Any
+) -> None:
+    handles = [0]
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: handles[-1], raising=False)
+    arrays, told = qkv(torch), {"dilation": 3}
+    with launching(driver, KINDS["dilation"][1]):
+        flashgen.attention(*arrays, **told)
+        for handle, is_first in ((0, False), (7, True), (7, False), (0, False)):
+            handles.append(handle)
+            before = len(driver.launches())
+            made, usual = attended(*arrays, **told)
+            assert_right(torch, made, arrays, **told)
+            assert usual == is_first and len(driver.launches()) - before == 1 + is_first
+        forgotten = scored_values._RememberedLists()
+        for module in (scored_values, again):
+            monkeypatch.setattr(module, "_LISTS", forgotten)
+        assert [by_the_usual_way(*arrays, **told) for _ in range(2)] == [True, False]
+        told["dilation"] = 4
+        assert_right(torch, flashgen.attention(*arrays, **told), arrays, **told)
+    assert kept() == 2
+
+
 def test_a_call_runs_in_the_primary_context_whatever_is_current(
     torch: Any, driver: Driver, card: Any
 ) -> None:
@@ -668,13 +694,15 @@ class Work(Counter[str]):
 
 #: The most functions that are entered, by kind of call and whether gradients are taken of it: what it costs,
 #: whatever the machine. Two look-ups, three questions of how PyTorch is set, its test of tensors, four
-#: addresses, memory, the stream, and what is ready for it; two functions where something is told beside. The
-#: driver's own functions, which are looked up before, are entered beside.
+#: addresses, memory, the stream, and what is ready for it; two functions where something is told beside, nine
+#: more where lists of tiles are looked up, which no graph that is captured may have. The driver's own
+#: functions, which are looked up before, are entered beside.
 LIMITS = {
     ("plain", False): 15,
     ("causal", False): 17,
     ("scale", False): 17,
     ("window", False): 17,
+    ("dilation", False): 26,
     ("softcap", False): 17,
     ("return_lse", False): 19,
     ("bshd", False): 19,

@@ -167,8 +167,9 @@ def gradients(q, *arrays, **told):
 def test_modules_are_read_as_they_were_written(tmp_path: Path, name: str) -> None:
     case, path = CASES[name], tmp_path / "best.py"
     variant = family_named(case["family"])(**case["variant"])
-    scoring = READ if case["family"] != "wgmma-backward" else Scoring()
-    problem = Problem(**case["problem"], scoring=scoring)
+    problem = Problem.from_dict(case["problem"])
+    if case["family"] != "wgmma-backward":
+        problem = replace(problem, scoring=READ)
     kernel = render(variant, problem, PRESETS[case["card"]])
     path.write_text(emit_module(kernel, device="GTX 1080"))
     assert read_emitted(path).kernel == kernel

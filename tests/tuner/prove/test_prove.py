@@ -25,6 +25,7 @@ from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import PRESETS, preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
+from flashgen.gen.scoring.asked import Scoring
 from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.evaluate.adversarial_inputs import adversarial_cases
 from flashgen.tuner.evaluate.validate import validate
@@ -108,6 +109,14 @@ def of_another_class(heads_per_block: int = 1, **problem: Any) -> Kernel:
         entry=entry,
         launches=(replace(kernel.launch, heads_per_block=heads_per_block),),
     )
+
+
+def test_launches_in_front_are_read(tmp_path: Path) -> None:
+    """Which take tiles of rows, or of keys."""
+    asked = Problem(dtype="bf16", head_dim=64, causal=True, scoring=Scoring(alibi=True))
+    kernel = render(Wgmma(far_keys="left_out"), asked, PRESETS["h200"])
+    assert [each.of_keys for each in kernel.launches] == [True, False, False]
+    assert read_emitted(write(tmp_path, kernel, ".py")).kernel == kernel
 
 
 @pytest.mark.parametrize("problem", CLASSES, ids=lambda problem: Problem(**problem).name)
