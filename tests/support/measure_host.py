@@ -72,6 +72,7 @@ def calls_of(torch: Any) -> dict[str, _Call]:
         "out=": (lambda: attention(q, k, v, out=out), plain, False),
         "return_lse": (lambda: attention(q, k, v, return_lse=True), plain, False),
         "window": (lambda: attention(q, k, v, **window), wide, False),
+        "dilation": (lambda: attention(q, k, v, dilation=2), Scoring(dilation=3), False),
         "softcap": (lambda: attention(q, k, v, softcap=20.0), Scoring(softcap=30.0), False),
         "sinks": (lambda: attention(q, k, v, sinks=sinks), Scoring(sinks=True), False),
         "bias": (lambda: attention(q, k, v, bias=bias), Scoring(bias="f32"), False),
