@@ -69,9 +69,9 @@ from flashgen.tuner.tune.winner import faster_in_library, tuned_kernel, write_fi
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.support.ended_pool import pool_of
 
-#: Candidates that are timed in turns at most, how often, and the milliseconds that each is timed for before;
-#: those beside the fastest take so many times as long then, at most, be it that the card had got warm.
-FINALISTS, ROUNDS, BUDGET_MS, NEAR = 24, 14, 18.0, 1.15
+#: The milliseconds that each candidate is timed for first. Who is timed later meets a warmer card: so many of
+#: the fastest, within so many times the very fastest, are timed once more, in so many turns.
+BUDGET_MS, FINALISTS, NEAR, ROUNDS = 18.0, 24, 1.15, 14
 #: Kernels that take so many times as long as the fastest are no part of a table: their few launches tell
 #: more of pauses of the card than of them.
 FAR = 5.0
