@@ -23,9 +23,6 @@
 //   k_stages = 2               tiles of keys in shared memory
 //   v_stages = 2               tiles of values in shared memory
 //   order = heaviest_first     blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
-//   turns = free               tiles of keys that a block takes: one, or each so-manieth, or the next whenever it is free
-//   sums = handed_on           who adds to queries' gradients next: whoever comes, or the block whose keys are next
-//   walk = up                  rows that pass by, where sums are handed on: from the last one down, or up
 //   far_keys = left_out        keys so far off that slopes leave them no weight: walked, or left out by lengths of rows
 
 #include <cuda_bf16.h>
@@ -67,7 +64,7 @@ static_assert(sizeof(AttentionArgs) == 336, "callers from other languages pack t
 
 // The arrays as the copy engine reads and writes them.
 struct TensorMaps {
-  CUtensorMap q, dout, k, v, dq, dk, dv;
+  CUtensorMap q, dout, k, v, dk, dv;
 };
 
 constexpr bool kCausal = FLASHGEN_CAUSAL;
@@ -82,20 +79,11 @@ constexpr int kPassingRows = 128;  // query rows that pass by them at a time
 constexpr int kParts = 2, kWeighedRows = kPassingRows / kParts;  // of them, which are weighed one behind the other
 constexpr int kConsumers = 2;  // warpgroups that compute, beside the producer
 constexpr int kThreads = 384;
-constexpr int kMaxBlocks = 132;  // as many as run at once
 constexpr int kQStages = 2, kDoutStages = 2;  // tiles of them in shared memory
 constexpr int kDsStages = 2;  // tiles of gradients of scores in shared memory
 constexpr int kShareTiles = 1, kShareColumns = 64;  // of queries' gradients, of 64 rows, by consumer
 constexpr int kGradientsBarrier = 1;  // named: all consumers have written their gradients of scores
-// What becomes of a block's sums of a tile of rows: others add to them, or they are gradients with those of all other keys,
-// or they alone.
-constexpr int kHandedOn = 0, kLast = 1, kOnly = 2;
-constexpr int kMostChunks = 1;  // of gradients of keys or of values
-// A turn as far as sums go: of how many tiles from `first_row` on a head's rows are, and which of them see no keys before
-// the turn's, those from `end_before` on, and none behind, those up to `first_behind`; both begin tiles.
-struct HandedTurn {
-  int batch, kv_head, first_key, first_row, of_head, end_before, first_behind;
-};
+constexpr int kPostprocessRows = 64, kPostprocessThreads = 128;
 constexpr int kRowBox = 128, kKeyBox = 128;  // rows and keys that one copy brings
 constexpr int kStatisticsRows = 32, kStatisticsThreads = 256;
 
@@ -123,24 +111,14 @@ struct SharedStorage {
   alignas(1024) PassingRows q[kQStages][kDChunks];
   alignas(1024) PassingRows dout[kDoutStages][kDvChunks];
   alignas(1024) PassingRows gradients[kDsStages][kBc / kChunk];  // of scores, a row for each query row
-  // What is moved, by who moves it: sums of a tile of rows as they lie in memory, on their way there or from there, or
-  // the gradients that they make, a warp's where its sums were; or gradients of the keys or the values of a turn.
-  union alignas(1024) {
-    float sums[kPassingRows * kD];
-    KeptKeys kept[kMostChunks];
-  } moved[2];
+  // Sums on their way to memory, by warp.
+  alignas(1024) float shares[kConsumers][4][kShareTiles][16 * kShareColumns];
   alignas(16) float lse[kQStages][kPassingRows], delta[kDoutStages][kPassingRows];
   // A stage is full once its bytes have arrived, and empty once every warp of consumers has done with it.
   Barrier kept_full, q_full[kQStages], q_empty[kQStages], dout_full[kDoutStages], dout_empty[kDoutStages];
-  Barrier kept_empty;  // once every warp of consumers has read what it needs of keys and values
-  Barrier next_full, next_empty;  // once the producer has told the next turn, and every warp of consumers has read it
-  int next;  // -1: none
-  Barrier sums_open[2], sums_done[2];  // once it is known what becomes of them, and once every warp of consumers has done it
-  int become[2];
-  HandedTurn next_handed, turns[2];  // what comes with the next turn, and movers' own, whose threads have few registers
 };
 
-static_assert(sizeof(SharedStorage) == 232448, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 199680, "the size that pruning counted on");
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
@@ -250,14 +228,6 @@ __device__ __forceinline__ void bulk_add(float* global, const float* shared, uns
                : "memory");
 }
 
-// Stores them there.
-__device__ __forceinline__ void bulk_store(float* global, const float* shared, unsigned bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
-               :
-               : "l"(__cvta_generic_to_global(global)), "r"(shared_address(shared)), "r"(bytes)
-               : "memory");
-}
-
 __device__ __forceinline__ void tma_commit() {
   asm volatile("cp.async.bulk.commit_group;" : : : "memory");
 }
@@ -266,29 +236,6 @@ __device__ __forceinline__ void tma_commit() {
 template <int kGroups>
 __device__ __forceinline__ void tma_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(kGroups) : "memory");
-}
-
-// The same until they are there.
-template <int kGroups>
-__device__ __forceinline__ void tma_wait() {
-  asm volatile("cp.async.bulk.wait_group %0;" : : "n"(kGroups) : "memory");
-}
-
-// Waits until another block has left `number` there. What it did before can be seen then, by the copy engine too.
-__device__ __forceinline__ void wait_for_number(const int* place, int number) {
-  int there;
-  do {
-    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(there) : "l"(__cvta_generic_to_global(place)) : "memory");
-  } while (there != number);
-  asm volatile("fence.proxy.async.global;" : : : "memory");
-}
-
-// Leaves a number for whoever waits for it.
-__device__ __forceinline__ void leave_number(int* place, int number) {
-  asm volatile("st.release.gpu.global.s32 [%0], %1;"
-               :
-               : "l"(__cvta_generic_to_global(place)), "r"(number)
-               : "memory");
 }
 
 __device__ __forceinline__ void ldmatrix_x4(unsigned* m, const void* row) {
@@ -339,9 +286,6 @@ __device__ __forceinline__ bool elect_one() {
 // rather than once and for all in a register each.
 __device__ __forceinline__ void forget(unsigned long long& value) {
   asm volatile("" : "+l"(value));
-}
-__device__ __forceinline__ void forget(int& value) {
-  asm volatile("" : "+r"(value));
 }
 
 // Orders what this warpgroup's threads wrote to registers before its next products.
@@ -485,8 +429,7 @@ __device__ __forceinline__ float* key_lengths_of(const AttentionArgs& args, int 
   const int num_lengths = (args.seqlen_k + kLongestOf - 1) / kLongestOf;
   const long long begin = ((1LL * args.batch) * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
       ((1LL * args.batch) * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
-      ((1LL * args.batch) * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) * 64 + 63) / 64 * 64 +
-      ((1LL * args.batch) * args.num_q_heads * ((args.seqlen_q + 127) / 128) + 63) / 64 * 64 + 64;
+      ((1LL * args.batch) * args.num_q_heads * ((args.seqlen_q + 15) / 16 * 16) * 64 + 63) / 64 * 64;
   return args.workspace + begin + (1LL * batch * args.num_kv_heads + kv_head) * num_lengths;
 }
 
@@ -494,9 +437,8 @@ __device__ __forceinline__ float* key_lengths_of(const AttentionArgs& args, int 
 __device__ __forceinline__ int* reach_of(const AttentionArgs& args, int batch, int kv_head) {
   const long long begin = ((1LL * args.batch) * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
       ((1LL * args.batch) * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
-      ((1LL * args.batch) * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) * 64 + 63) / 64 * 64 +
-      ((1LL * args.batch) * args.num_q_heads * ((args.seqlen_q + 127) / 128) + 63) / 64 * 64 +
-      ((1LL * args.batch) * args.num_kv_heads * ((args.seqlen_k + 15) / 16) + 63) / 64 * 64 + 64;
+      ((1LL * args.batch) * args.num_q_heads * ((args.seqlen_q + 15) / 16 * 16) * 64 + 63) / 64 * 64 +
+      ((1LL * args.batch) * args.num_kv_heads * ((args.seqlen_k + 15) / 16) + 63) / 64 * 64;
   return reinterpret_cast<int*>(args.workspace + begin) + batch * args.num_kv_heads + kv_head;
 }
 
@@ -572,10 +514,9 @@ __device__ __forceinline__ float* delta_of(const AttentionArgs& args, int batch,
   return lse_of(args, batch, head) +
          ((static_cast<long long>(args.batch)) * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64;
 }
-// Sums of the gradients of a head's queries, before scores' scale: tiles of 16 rows by 8 columns, as products leave them,
-// which blocks hand on.
+// Sums of the gradients of a head's queries, before scores' scale: tiles of 16 rows by 8 columns, as products leave them.
 __device__ __forceinline__ long long num_query_sums(const AttentionArgs& args) {
-  return filled_rows(args) * 64LL;
+  return (args.seqlen_q + 15) / 16 * (16LL * 64);
 }
 __device__ __forceinline__ float* query_sums_of(const AttentionArgs& args, int batch, int head) {
   const long long batches = args.batch;
@@ -587,16 +528,6 @@ __device__ __forceinline__ float* query_sums_of(const AttentionArgs& args, int b
 __device__ __forceinline__ float* query_sum_at(float* sums, int row_tile, int column_tile) {
   const int lane = threadIdx.x % 32;
   return sums + (row_tile * 8LL + column_tile) * 128 + lane * 4;
-}
-// Of a head's tiles of rows, the tile of keys that adds to their sums next.
-__device__ __forceinline__ int* next_keys_of(const AttentionArgs& args, int batch, int head) {
-  const int tiles = (args.seqlen_q + kPassingRows - 1) / kPassingRows;
-  const long long batches = args.batch;
-  return reinterpret_cast<int*>(
-             args.workspace + (batches * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
-             (batches * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
-             (batches * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) * 64 + 63) / 64 * 64 + 64) +
-         (static_cast<long long>(batch) * args.num_q_heads + head) * tiles;
 }
 
 // Columns of rows and of keys, the rows of a column side by side.
@@ -810,36 +741,6 @@ __device__ __forceinline__ void release(Barrier* empty) {
   if (threadIdx.x % 32 < kArrivals) barrier_arrive(empty);
 }
 
-// The keys that a block takes in a turn, of a head, and the rows that see some of them: so many tiles of each query head.
-struct Turn {
-  int batch, kv_head, first_key, end_key, first_row, end_row, of_head;
-
-  __device__ __forceinline__ Turn(const AttentionArgs& args, int number) {
-    const int tiles = tiles_of_keys(args);
-    const int all_heads = args.batch * args.num_kv_heads;
-    first_key = (tiles - 1 - number / all_heads) * kBc;
-    kv_head = number % args.num_kv_heads;
-    batch = number % all_heads / args.num_kv_heads;
-    end_key = min(first_key + kBc, args.seqlen_k);
-    find_rows(args, batch, kv_head, first_key, end_key, first_row, end_row);
-    first_row -= first_row % kPassingRows;
-    // Where a tile's rows end before these keys or begin behind them, too: its sums pass by here.
-    of_head = (end_row - first_row + kPassingRows - 1) / kPassingRows;
-  }
-
-  static __device__ __forceinline__ int tiles_of_keys(const AttentionArgs& args) {
-    return (args.seqlen_k + kBc - 1) / kBc;
-  }
-  static __device__ __forceinline__ int count(const AttentionArgs& args) {
-    return args.batch * args.num_kv_heads * tiles_of_keys(args);
-  }
-};
-
-// How many turns have been taken: behind the sums of all heads.
-__device__ __forceinline__ int* turns_taken(const AttentionArgs& args) {
-  return reinterpret_cast<int*>(query_sums_of(args, args.batch, 0));
-}
-
 // Stores a warp's part of gradients, of sixteen rows and times a factor, as the copy engine shall take it: `place_of` has
 // the place of eight columns of a row.
 template <int n, typename Place>
@@ -853,6 +754,73 @@ __device__ __forceinline__ void store_rows(const float (&sum)[n], float factor, 
     // Lanes 0 to 15 name the rows of one column of eight, the others those of the next.
     Element* const place = place_of(lane % 16, i / 4 + lane / 16);
     stmatrix_x4(place, m);
+  }
+}
+
+// Has the copy engine write a warp's sixteen rows of gradients, times a factor, from `first_row` on, by way of shared
+// memory that only the warp has need of: chunks of columns, which begin so many elements apart.
+template <int n>
+__device__ __forceinline__ void send_rows(
+    const CUtensorMap* map, Element* staged, int apart, const float (&sum)[n], float factor, int first_row, int head,
+    int batch) {
+  const bool sends = threadIdx.x % 32 == 0;
+  if (sends) tma_wait_read<0>();  // what was there has gone
+  __syncwarp();
+  store_rows(sum, factor, [&](int row, int piece) {
+    return staged + piece / 8 * apart + row * kChunk + (piece % 8 ^ row % 8) * 8;
+  });
+  fence_proxy_async();
+  __syncwarp();
+  if (!sends) return;
+#pragma unroll
+  for (int column = 0; column < 2 * n; column += kChunk) {
+    tma_store(map, staged + column / kChunk * apart, column, first_row, head, batch);
+  }
+  tma_commit();
+}
+
+// Four neighbouring lanes have each a part of four chunks: gives each all parts of one.
+__device__ __forceinline__ uint4 exchange_quarters(const unsigned (&part)[4]) {
+  const bool odd = threadIdx.x % 2, upper = threadIdx.x / 2 % 2;
+  unsigned all[4];
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    const unsigned other = __shfl_xor_sync(0xffffffffu, odd ? part[i] : part[i + 1], 1);
+    all[i] = odd ? other : part[i];
+    all[i + 1] = odd ? part[i + 1] : other;
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const unsigned other = __shfl_xor_sync(0xffffffffu, upper ? all[i] : all[i + 2], 2);
+    all[i] = upper ? other : all[i];
+    all[i + 2] = upper ? all[i + 2] : other;
+  }
+  return make_uint4(all[0], all[1], all[2], all[3]);
+}
+
+// Writes a thread's part of 64 rows, from `first_row` on and before `end`, times a factor: eight columns at once, and of
+// the last ones two where there are not four times eight.
+template <int n>
+__device__ __forceinline__ void write_rows(
+    Element* array, long long stride, int first_row, int end, const float (&sum)[n], float factor) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x % kWarpgroup / 32;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = first_row + 16 * warp + lane / 4 + 8 * h;
+    Element* const target = array + row * stride;
+#pragma unroll
+    for (int i = 2 * h; i + 12 < n; i += 16) {
+      const unsigned parts[4] = {
+          pack(sum[i] * factor, sum[i + 1] * factor), pack(sum[i + 4] * factor, sum[i + 5] * factor),
+          pack(sum[i + 8] * factor, sum[i + 9] * factor), pack(sum[i + 12] * factor, sum[i + 13] * factor)};
+      const uint4 columns = exchange_quarters(parts);
+      if (row < end) *reinterpret_cast<uint4*>(target + (i / 4 + lane % 4) * 8) = columns;
+    }
+#pragma unroll
+    for (int i = n / 16 * 16 + 2 * h; i < n; i += 4) {
+      const unsigned two = pack(sum[i] * factor, sum[i + 1] * factor);
+      if (row < end) *reinterpret_cast<unsigned*>(target + i / 4 * 8 + lane % 4 * 2) = two;
+    }
   }
 }
 
@@ -885,182 +853,35 @@ __device__ __forceinline__ void start_shares(
   wgmma_commit();
 }
 
-// A warp has done what it had to where movers opened shared memory.
-__device__ __forceinline__ void leave_to_mover(SharedStorage& smem, PipelineState<2>& pipe) {
+// Brings a warp's share to shared memory, as it shall lie in memory, once it is made.
+__device__ __forceinline__ void stage_shares(
+    float (&staged)[kShareTiles][16 * kShareColumns], float (&shares)[kShareTiles][kShareColumns / 2]) {
+  const int lane = threadIdx.x % 32;
+  if (lane == 0) tma_wait_read<0>();  // what was there has gone
+  __syncwarp();
+#pragma unroll
+  for (int tile = 0; tile < kShareTiles; ++tile) {
+    hold(shares[tile]);
+#pragma unroll
+    for (int i = 0; i < kShareColumns / 2; i += 4) {
+      *reinterpret_cast<float4*>(staged[tile] + i * 32 + lane * 4) =
+          make_float4(shares[tile][i], shares[tile][i + 1], shares[tile][i + 2], shares[tile][i + 3]);
+    }
+  }
+}
+
+// Has the copy engine add a warp's share, of rows from `first_row` on, to sums; `place`: where its columns of them begin.
+__device__ __forceinline__ void add_shares(
+    const AttentionArgs& args, float* place, int first_row, const float (&staged)[kShareTiles][16 * kShareColumns]) {
   fence_proxy_async();
   __syncwarp();
-  release(&smem.sums_done[pipe.stage]);
-  pipe.advance();
-}
-
-// Has a warp's share of a tile's sums, once it is made, where it is moved from, or the gradients that it is the last part
-// of. `sixteen` and `column`: with which sixteen rows of the tile and which column the share begins.
-__device__ __forceinline__ void hand_on_share(
-    SharedStorage& smem, PipelineState<2>& pipe, float (&shares)[kShareTiles][kShareColumns / 2], int sixteen, int column,
-    float scale) {
+  if (threadIdx.x % 32 != 0) return;
 #pragma unroll
-  for (int tile = 0; tile < kShareTiles; ++tile) hold(shares[tile]);
-  barrier_wait(&smem.sums_open[pipe.stage], pipe.phase);
-  float* const place = query_sum_at(smem.moved[pipe.stage].sums, sixteen, column / 8);
-  const int become = smem.become[pipe.stage];
-  if (become == kHandedOn) {
-#pragma unroll
-    for (int tile = 0; tile < kShareTiles; ++tile) {
-#pragma unroll
-      for (int i = 0; i < kShareColumns / 2; i += 4) {
-        *reinterpret_cast<float4*>(place + tile * 64 * kD + i * 32) =
-            make_float4(shares[tile][i], shares[tile][i + 1], shares[tile][i + 2], shares[tile][i + 3]);
-      }
-    }
-  } else {
-#pragma unroll
-    for (int tile = 0; tile < kShareTiles; ++tile) {
-      if (become == kLast) {
-#pragma unroll
-        for (int i = 0; i < kShareColumns / 2; i += 4) {
-          const float4 before = *reinterpret_cast<const float4*>(place + tile * 64 * kD + i * 32);
-          shares[tile][i] += before.x, shares[tile][i + 1] += before.y;
-          shares[tile][i + 2] += before.z, shares[tile][i + 3] += before.w;
-        }
-        __syncwarp();  // all lanes have read what gradients take the place of
-      }
-      // The warp's, of which a lane has four sums at its place.
-      Element* const rows = reinterpret_cast<Element*>(place + tile * 64 * kD - threadIdx.x % 32 * 4);
-      store_rows(shares[tile], scale, [&](int row, int piece) {
-        return rows + row * kShareColumns + (piece ^ row % 8) * 8;
-      });
-    }
+  for (int tile = 0; tile < kShareTiles; ++tile) {
+    if (first_row + 64 * tile >= args.seqlen_q) break;
+    bulk_add(place + tile * 64 * kD, staged[tile], kShareColumns * 16 * sizeof(float));
   }
-  leave_to_mover(smem, pipe);
-}
-
-// Has a consumer's gradients of keys or of values, times a factor, where they are moved from; `first`: their first row.
-template <int n>
-__device__ __forceinline__ void leave_rows(
-    SharedStorage& smem, PipelineState<2>& pipe, int first, const float (&sum)[n], float factor) {
-  barrier_wait(&smem.sums_open[pipe.stage], pipe.phase);
-  KeptKeys* const tile = smem.moved[pipe.stage].kept;
-  const int first_of_warp = first + threadIdx.x % kWarpgroup / 32 * 16;
-  store_rows(sum, factor, [&](int row, int piece) {
-    return tile[piece / 8] + (first_of_warp + row) * kChunk + (piece % 8 ^ row % 8) * 8;
-  });
-  leave_to_mover(smem, pipe);
-}
-
-// What movers are told of a turn.
-__device__ __forceinline__ HandedTurn find_handed(const AttentionArgs& args, const Turn& turn) {
-  HandedTurn found{turn.batch, turn.kv_head, turn.first_key, turn.first_row, max(turn.of_head, 0), 0, 0x7fffffff};
-  int first_row, end_row;
-  if (turn.first_key > 0) {
-    find_rows(args, turn.batch, turn.kv_head, turn.first_key - kBc, turn.first_key, first_row, end_row);
-    found.end_before = (end_row + kPassingRows - 1) / kPassingRows * kPassingRows;
-  }
-  if (turn.end_key < args.seqlen_k) {
-    find_rows(args, turn.batch, turn.kv_head, turn.end_key, min(turn.end_key + kBc, args.seqlen_k), first_row, end_row);
-    found.first_behind = first_row / kPassingRows * kPassingRows;
-  }
-  return found;
-}
-
-// Where memory has sums of a tile of rows.
-__device__ __forceinline__ float* sums_of_tile(const AttentionArgs& args, int batch, int head, int first) {
-  return query_sums_of(args, batch, head) + 1LL * first * kD;
-}
-
-// Starts to write gradients of all of a tile's rows, by what a warp has made of them.
-__device__ __forceinline__ void write_queries(
-    const TensorMaps& maps, const float* sums, int first, int head, int batch) {
-#pragma unroll 1
-  for (int row = 0; row < kPassingRows; row += 16) {
-#pragma unroll 1
-    for (int column = 0; column < kD; column += kShareColumns) {
-      tma_store(&maps.dq, sums + row * kD + column * 16, column, first + row, head, batch);
-    }
-  }
-}
-
-// Starts to write those of a turn's keys, or values.
-__device__ __forceinline__ void write_keys(
-    const CUtensorMap* map, const KeptKeys* tile, int chunks, const HandedTurn& turn) {
-#pragma unroll 1
-  for (int i = 0; i < chunks; ++i) tma_store(map, tile[i], i * kChunk, turn.first_key, turn.kv_head, turn.batch);
-}
-
-// The part of one of two threads, of every other tile of rows of a block's turns: opens shared memory of its own for a
-// tile's sums, with those of all others where these end there, and has moved what becomes of them. Behind the last head's
-// tiles of a turn come its gradients of keys and of values.
-__device__ __forceinline__ void hand_on_sums(
-    const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, int mover) {
-  auto& moved = smem.moved[mover];
-  HandedTurn& own = smem.turns[mover];
-  Barrier* const open = &smem.sums_open[mover];
-  Barrier* const done = &smem.sums_done[mover];
-  unsigned next_phase = 0, phase = 0;
-  int nth = mover;  // tile of a head's walk
-#pragma unroll 1
-  while (true) {
-    barrier_wait(&smem.next_full, next_phase);
-    if (smem.next < 0) break;
-    own = smem.next_handed;
-    barrier_arrive(&smem.next_empty);
-    next_phase ^= 1;
-    const int keys_before = Turn::tiles_of_keys(args) - 1 - own.first_key / kBc;  // tiles of them
-    int* told = nullptr;  // where others are told of sums, once these are in memory
-    const auto tell = [&] {
-      if (told == nullptr) return;
-      tma_wait<0>();
-      leave_number(told, keys_before + 1);
-      told = nullptr;
-    };
-    const int group = args.num_q_heads / args.num_kv_heads, end_head = (own.kv_head + 1) * group;
-#pragma unroll 1
-    for (int head = end_head - group;; nth += 2, phase ^= 1) {
-#pragma unroll 1
-      for (; head < end_head && nth >= own.of_head; ++head) nth -= own.of_head;
-      if (head == end_head) {
-        if (nth >= 2) break;
-        barrier_arrive(open);
-        tell();
-        barrier_wait(done, phase);
-        if (nth == 0) {
-          write_keys(&maps.dk, moved.kept, kDChunks, own);
-        } else {
-          write_keys(&maps.dv, moved.kept, kDvChunks, own);
-        }
-        tma_commit();
-        tma_wait_read<0>();
-        continue;
-      }
-      const int first = own.first_row + nth * kPassingRows;
-      const bool begins = first < own.first_behind, ends = first >= own.end_before;
-      int* const next_keys = next_keys_of(args, own.batch, head) + first / kPassingRows;
-      smem.become[mover] = !ends ? kHandedOn : begins ? kOnly : kLast;
-      if (ends && !begins) {
-        tell();
-        wait_for_number(next_keys, keys_before);
-        barrier_expect(open, sizeof(moved.sums));
-        bulk_load(moved.sums, sums_of_tile(args, own.batch, head, first), sizeof(moved.sums), open);
-      } else {
-        // Consumers need not wait for what is told to others.
-        barrier_arrive(open);
-        tell();
-        if (!begins) wait_for_number(next_keys, keys_before);
-      }
-      barrier_wait(done, phase);
-      if (ends) {
-        write_queries(maps, moved.sums, first, head, own.batch);
-        tma_commit();
-        tma_wait_read<0>();
-        continue;
-      }
-      float* const sums = sums_of_tile(args, own.batch, head, first);
-      if (begins) bulk_store(sums, moved.sums, sizeof(moved.sums)); else bulk_add(sums, moved.sums, sizeof(moved.sums));
-      tma_commit();
-      tma_wait_read<0>();
-      told = next_keys;
-    }
-    nth -= 2;
-  }
+  tma_commit();
 }
 
 constexpr int kReachLanes = 8;  // that share a row, so that a warp reads several at once
@@ -1165,7 +986,6 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
   wait_for_earlier_launches();
   let_next_launch_begin();
 
-  if (blockIdx.x == 0 && threadIdx.x == 0) *turns_taken(args) = 0;
   // Neighbouring elements, moved by one access.
   struct alignas(16) Elements {
     __nv_bfloat16 at[8];
@@ -1174,11 +994,12 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
   const int tiles = (args.seqlen_q + kStatisticsRows - 1) / kStatisticsRows;
   const int tile = int(blockIdx.x) % tiles, head = int(blockIdx.x) / tiles % args.num_q_heads;
   const int batch = int(blockIdx.x) / tiles / args.num_q_heads;
-  // Of the tiles of rows that begin here the next keys are the first, for whom nobody waits.
-  const int first_tile = (tile * kStatisticsRows + kPassingRows - 1) / kPassingRows;
-  const int end_tile = (min((tile + 1) * kStatisticsRows, args.seqlen_q) + kPassingRows - 1) / kPassingRows;
-  for (int n = first_tile + int(threadIdx.x); n < end_tile; n += kStatisticsThreads) {
-    next_keys_of(args, batch, head)[n] = 0;
+  // Sums begin at nothing, of the last block's rows also those that fill up a tile.
+  constexpr int kBlockSums = kStatisticsRows * 64;
+  float* const sums = query_sums_of(args, batch, head);
+  const long long end_sum = tile + 1 < tiles ? (tile + 1LL) * kBlockSums : num_query_sums(args);
+  for (long long i = 1LL * tile * kBlockSums + threadIdx.x * 4; i < end_sum; i += kStatisticsThreads * 4) {
+    *reinterpret_cast<float4*>(sums + i) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   }
   const int lane = int(threadIdx.x) % kLanes, end_row = min((tile + 1) * kStatisticsRows, args.seqlen_q);
 #pragma unroll
@@ -1203,14 +1024,6 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
 #pragma unroll
     for (int bit = 1; bit < kLanes; bit *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, bit);
     if (!is_there) continue;
-    if (first_key_of(args, batch, row) >= end_key_of(args, batch, row)) {
-      // Sees nothing, nor may the rest of its tile: then nobody else writes its gradient.
-      __nv_bfloat16* const dq =
-          args.dq + batch * args.dq_stride_batch + head * args.dq_stride_head + row * args.dq_stride_row;
-      for (int x = lane * 8; x < kD; x += kLanes * 8) {
-        *reinterpret_cast<Elements*>(dq + x) = Elements{};
-      }
-    }
     if (row == args.seqlen_q - 1) {
       for (int filling = args.seqlen_q + lane; filling < filled_rows(args); filling += kLanes) {
         lse_of(args, batch, head)[filling] = kInfinity;
@@ -1225,23 +1038,26 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
   }
 }
 
-// Gradients of keys and values: a block keeps kBc of them at a time, 64 for each consumer, and the rows that see some pass by.
+// Gradients of keys and values: the block keeps kBc of them and the rows that see some pass by. Each consumer has 64 keys.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_bf16_d64_backward_alibi_kernel(const AttentionArgs args, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
-  const int group = args.num_q_heads / args.num_kv_heads;
+  const int tiles = (args.seqlen_k + kBc - 1) / kBc, group = args.num_q_heads / args.num_kv_heads;
+  const int all_heads = args.batch * args.num_kv_heads;
+  const int first_key = int(blockIdx.x) / all_heads * kBc, kv_head = int(blockIdx.x) % args.num_kv_heads;
+  const int batch = int(blockIdx.x) % all_heads / args.num_kv_heads;
+  const int end_key = min(first_key + kBc, args.seqlen_k);
+  int first_row, end_row;
+  find_rows(args, batch, kv_head, first_key, end_key, first_row, end_row);
+  first_row -= first_row % kPassingRows;
+  // Tiles of rows of all heads that share the keys, one head behind the other.
+  const int of_head = first_row < end_row ? (end_row - first_row + kPassingRows - 1) / kPassingRows : 0;
+
   // Read from one lane, so that the compiler knows it to be the same in all.
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
     barrier_init(&smem.kept_full, 1);
-    barrier_init(&smem.kept_empty, kArrivals * 4 * kConsumers);
-    barrier_init(&smem.next_full, 1);
-    barrier_init(&smem.next_empty, kArrivals * 4 * kConsumers + 2);
-    for (int i = 0; i < 2; ++i) {
-      barrier_init(&smem.sums_open[i], 1);
-      barrier_init(&smem.sums_done[i], kArrivals * 4 * kConsumers);
-    }
     for (int i = 0; i < kQStages; ++i) {
       barrier_init(&smem.q_full[i], 1);
       barrier_init(&smem.q_empty[i], kArrivals * 4 * kConsumers);
@@ -1258,197 +1074,132 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
   PipelineState<kQStages> q_pipe;
   PipelineState<kDoutStages> dout_pipe;
-  unsigned kept_phase = 0, next_phase = 0;
   if (warp < 4) {
-    give_registers<40>();
-    if ((warp == 1 || warp == 2) && elect_one()) hand_on_sums(args, maps, smem, warp - 1);
-    if (warp != 0 || !elect_one()) return;
-    prefetch_map(&maps.k);
-    prefetch_map(&maps.v);
+    give_registers<24>();
+    if (warp != 0 || of_head == 0 || !elect_one()) return;
     prefetch_map(&maps.q);
     prefetch_map(&maps.dout);
-    // Turns are taken in their order from the first on: none waits for one that nobody has begun.
-    const int count = Turn::count(args);
-    int number = atomicAdd(turns_taken(args), 1);
-    barrier_wait(&smem.next_empty, next_phase ^ 1);
-    smem.next = number < count ? number : -1;
-    if (number < count) smem.next_handed = find_handed(args, Turn(args, number));
-    barrier_arrive(&smem.next_full);
-    next_phase ^= 1;
-#pragma unroll 1
-    while (number < count) {
-      const Turn turn(args, number);
-      const int batch = turn.batch;
-      bool is_kept = false;
-#pragma unroll 1
-      for (int head = turn.kv_head * group; head < (turn.kv_head + 1) * group; ++head) {
-#pragma unroll 1
-        for (int n = 0, first = turn.first_row; n < turn.of_head; ++n, first += kPassingRows) {
-          Barrier* const q_full = &smem.q_full[q_pipe.stage];
-          barrier_wait(&smem.q_empty[q_pipe.stage], q_pipe.phase ^ 1);
-          barrier_expect(q_full, sizeof(smem.q[0]) + sizeof(smem.lse[0]));
-          load_rows<kPassingRows, kRowBox, kDChunks>(smem.q[q_pipe.stage], &maps.q, q_full, first, head, batch);
-          bulk_load(smem.lse[q_pipe.stage], lse_of(args, batch, head) + first, sizeof(smem.lse[0]), q_full);
-          q_pipe.advance();
-          Barrier* const dout_full = &smem.dout_full[dout_pipe.stage];
-          barrier_wait(&smem.dout_empty[dout_pipe.stage], dout_pipe.phase ^ 1);
-          barrier_expect(dout_full, sizeof(smem.dout[0]) + sizeof(smem.delta[0]));
-          load_rows<kPassingRows, kRowBox, kDvChunks>(
-              smem.dout[dout_pipe.stage], &maps.dout, dout_full, first, head, batch);
-          bulk_load(smem.delta[dout_pipe.stage], delta_of(args, batch, head) + first, sizeof(smem.delta[0]), dout_full);
-          dout_pipe.advance();
-          if (is_kept) continue;
-          // Rows have room sooner than keys, of which the turn before has need until its end.
-          is_kept = true;
-          barrier_wait(&smem.kept_empty, kept_phase ^ 1);
-          barrier_expect(&smem.kept_full, sizeof(smem.k) + sizeof(smem.v));
-          load_rows<kBc, kKeyBox, kDChunks>(smem.k, &maps.k, &smem.kept_full, turn.first_key, turn.kv_head, batch);
-          load_rows<kBc, kKeyBox, kDvChunks>(smem.v, &maps.v, &smem.kept_full, turn.first_key, turn.kv_head, batch);
-          kept_phase ^= 1;
-        }
+    barrier_expect(&smem.kept_full, sizeof(smem.k) + sizeof(smem.v));
+    load_rows<kBc, kKeyBox, kDChunks>(smem.k, &maps.k, &smem.kept_full, first_key, kv_head, batch);
+    load_rows<kBc, kKeyBox, kDvChunks>(smem.v, &maps.v, &smem.kept_full, first_key, kv_head, batch);
+    for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+      for (int n = 0, first = first_row; n < of_head; ++n, first += kPassingRows) {
+        Barrier* const q_full = &smem.q_full[q_pipe.stage];
+        barrier_wait(&smem.q_empty[q_pipe.stage], q_pipe.phase ^ 1);
+        barrier_expect(q_full, sizeof(smem.q[0]) + sizeof(smem.lse[0]));
+        load_rows<kPassingRows, kRowBox, kDChunks>(smem.q[q_pipe.stage], &maps.q, q_full, first, head, batch);
+        bulk_load(smem.lse[q_pipe.stage], lse_of(args, batch, head) + first, sizeof(smem.lse[0]), q_full);
+        q_pipe.advance();
+        Barrier* const dout_full = &smem.dout_full[dout_pipe.stage];
+        barrier_wait(&smem.dout_empty[dout_pipe.stage], dout_pipe.phase ^ 1);
+        barrier_expect(dout_full, sizeof(smem.dout[0]) + sizeof(smem.delta[0]));
+        load_rows<kPassingRows, kRowBox, kDvChunks>(
+            smem.dout[dout_pipe.stage], &maps.dout, dout_full, first, head, batch);
+        bulk_load(smem.delta[dout_pipe.stage], delta_of(args, batch, head) + first, sizeof(smem.delta[0]), dout_full);
+        dout_pipe.advance();
       }
-      // Not before: others would wait for a turn that this block has taken and not begun.
-      number = atomicAdd(turns_taken(args), 1);
-      barrier_wait(&smem.next_empty, next_phase ^ 1);
-      smem.next = number < count ? number : -1;
-      if (number < count) smem.next_handed = find_handed(args, Turn(args, number));
-      barrier_arrive(&smem.next_full);
-      next_phase ^= 1;
     }
     return;
   }
-  take_registers<232>();
+  take_registers<240>();
+  const int consumer = warp / 4 - 1, lane = threadIdx.x % 32;
+  const int own = consumer * 64;  // the consumer's first key here
+  const int own_key = first_key + own + warp % 4 * 16 + lane / 4;  // the thread's first
+  unsigned kept_k[kDSteps][4];
+  unsigned kept_v[kDvSteps][4];
+  const float scale = args.scale * kLog2e;
+  float sum_k[kD / 2] = {}, sum_v[kDv / 2] = {};
+  const int share_row = consumer * kShareTiles * 64;  // a consumer's share of each tile of rows begins there
+  const unsigned long long all_keys = descriptor(smem.k, sizeof(KeptKeys));
   int ds_stage = 0;
-  PipelineState<2> sums_pipe;
-  int number = 0;
-  barrier_wait(&smem.next_full, next_phase);
-  number = smem.next;
-  __syncwarp();
-  release(&smem.next_empty);
-  next_phase ^= 1;
-#pragma unroll 1
-  while (number >= 0) {
-    const Turn turn(args, number);
-    const int batch = turn.batch, kv_head = turn.kv_head, first_key = turn.first_key;
-    const int first_row = turn.first_row, of_head = turn.of_head;
-    const int consumer = warp / 4 - 1, lane = threadIdx.x % 32;
-    const int own = consumer * 64;  // the consumer's first key here
-    const int own_key = first_key + own + warp % 4 * 16 + lane / 4;  // the thread's first
-    unsigned kept_k[kDSteps][4];
-    unsigned kept_v[kDvSteps][4];
-    const float scale = args.scale * kLog2e;
-    float sum_k[kD / 2] = {}, sum_v[kDv / 2] = {};
-    const int share_row = consumer * kShareTiles * 64;  // a consumer's share of each tile of rows begins there
-    const unsigned long long all_keys = descriptor(smem.k, sizeof(KeptKeys));
-    int left = of_head * group;  // tiles
-    if (left > 0) {
-      int head = kv_head * group, first = first_row;
-      float gradient[kWeighedRows / 2];
-      // Makes the gradients of the scores of a part of a tile, and adds what it makes of those of values;
-      // `beside_scores` is done while scores are made, `beside_others` while gradients of weights are.
-      const auto make_gradients = [&](int part, auto beside_scores, auto beside_others) {
-        const int first_of_part = first + part * kWeighedRows, step = part * (kWeighedRows / 16);
-        const unsigned long long all_dout_desc = descriptor(smem.dout[dout_pipe.stage], sizeof(PassingRows));
-        const unsigned long long q_desc = step_of_keys(descriptor(smem.q[q_pipe.stage]), step);
-        const unsigned long long dout_desc = step_of_keys(all_dout_desc, step);
-        float s[kWeighedRows / 2];
-        unsigned weights[kWeighedRows / 16][4];
-        if (part == 0) barrier_wait(&smem.q_full[q_pipe.stage], q_pipe.phase);
-        start_products<PassingRows>(s, kept_k, q_desc);
-        beside_scores();
-        if (part == 0) barrier_wait(&smem.dout_full[dout_pipe.stage], dout_pipe.phase);
-        start_products<PassingRows>(gradient, kept_v, dout_desc);
-        beside_others();
-        wgmma_wait<1>();
-        hold(s);
-        float factors[kWeighedRows / 2];
-        const bool partial = is_partial(args, batch, first_of_part, first_of_part + kWeighedRows, first_key, first_key + kBc);
-        const auto weigh_all = [&](auto masked) {
-          constexpr bool kMasked = decltype(masked)::value;
+  int left = of_head * group;  // tiles
+  if (left > 0) {
+    int head = kv_head * group, first = first_row;
+    // Where a warp adds its share of a tile.
+    float* place = query_sum_at(query_sums_of(args, batch, head), (first + share_row) / 16 + warp % 4, 0);
+    float gradient[kWeighedRows / 2];
+    // Makes the gradients of the scores of a part of a tile, and adds what it makes of those of values;
+    // `beside_scores` is done while scores are made, `beside_others` while gradients of weights are.
+    const auto make_gradients = [&](int part, auto beside_scores, auto beside_others) {
+      const int first_of_part = first + part * kWeighedRows, step = part * (kWeighedRows / 16);
+      const unsigned long long all_dout_desc = descriptor(smem.dout[dout_pipe.stage], sizeof(PassingRows));
+      const unsigned long long q_desc = step_of_keys(descriptor(smem.q[q_pipe.stage]), step);
+      const unsigned long long dout_desc = step_of_keys(all_dout_desc, step);
+      float s[kWeighedRows / 2];
+      unsigned weights[kWeighedRows / 16][4];
+      if (part == 0) barrier_wait(&smem.q_full[q_pipe.stage], q_pipe.phase);
+      start_products<PassingRows>(s, kept_k, q_desc);
+      beside_scores();
+      if (part == 0) barrier_wait(&smem.dout_full[dout_pipe.stage], dout_pipe.phase);
+      start_products<PassingRows>(gradient, kept_v, dout_desc);
+      beside_others();
+      wgmma_wait<1>();
+      hold(s);
+      float factors[kWeighedRows / 2];
+      const bool partial = is_partial(args, batch, first_of_part, first_of_part + kWeighedRows, first_key, first_key + kBc);
+      const auto weigh_all = [&](auto masked) {
+        constexpr bool kMasked = decltype(masked)::value;
 #pragma unroll
-          for (int i = 0; i < kWeighedRows / 2; i += 4) {
-            const int column = part * kWeighedRows + i * 2 + lane % 4 * 2;
-            const float2 lse = *reinterpret_cast<const float2*>(smem.lse[q_pipe.stage] + column);
+        for (int i = 0; i < kWeighedRows / 2; i += 4) {
+          const int column = part * kWeighedRows + i * 2 + lane % 4 * 2;
+          const float2 lse = *reinterpret_cast<const float2*>(smem.lse[q_pipe.stage] + column);
 #pragma unroll
-            for (int e = 0; e < 2; ++e) {
-              const int row = first + column + e;
-              const KeyRange seen = kMasked ? keys_of(args, batch, row) : KeyRange{};
+          for (int e = 0; e < 2; ++e) {
+            const int row = first + column + e;
+            const KeyRange seen = kMasked ? keys_of(args, batch, row) : KeyRange{};
 #pragma unroll
-              for (int h = 0; h < 2; ++h) {
-                const int at = i + 2 * h + e, key = own_key + 8 * h;
-                factors[at] = 1.0f;
-                weigh<kMasked>(s[at], factors[at], args, batch, head, row, key, seen, scale, e ? lse.y : lse.x, 0.0f);
-              }
+            for (int h = 0; h < 2; ++h) {
+              const int at = i + 2 * h + e, key = own_key + 8 * h;
+              factors[at] = 1.0f;
+              weigh<kMasked>(s[at], factors[at], args, batch, head, row, key, seen, scale, e ? lse.y : lse.x, 0.0f);
             }
           }
-        };
-        if (partial) {
-          weigh_all(Constant<true>{});
-        } else {
-          weigh_all(Constant<false>{});
         }
-        pack_weights(s, weights);
-        start_sums(sum_v, weights, dout_desc);
-        wgmma_wait<1>();
-        hold(gradient);
-        const float* const delta_of_row = smem.delta[dout_pipe.stage] + part * kWeighedRows + lane % 4 * 2;
-        const auto differentiate = [&](auto masked) {
-#pragma unroll
-          for (int i = 0; i < kWeighedRows / 2; i += 4) {
-            const float2 delta = *reinterpret_cast<const float2*>(delta_of_row + i * 2);
-#pragma unroll
-            for (int at = i; at < i + 4; ++at) {
-              gradient[at] = factors[at] * (gradient[at] - (at % 2 ? delta.y : delta.x));
-              if (decltype(masked)::value && factors[at] == 0.0f) gradient[at] = 0.0f;
-            }
-          }
-        };
-        differentiate(Constant<true>{});
-        wgmma_wait<0>();
-        if (part < 1) return;
-        release(&smem.dout_empty[dout_pipe.stage]);
-        dout_pipe.advance();
       };
-      barrier_wait(&smem.kept_full, kept_phase);
-      take_kept(kept_k, smem.k, own);
-      take_kept(kept_v, smem.v, own);
-      make_gradients(0, [] {}, [] {});
-#pragma unroll 1
-      while (true) {
-        {
-          unsigned gradients[kWeighedRows / 16][4];
-          pack_weights(gradient, gradients);
-          store_gradients(smem.gradients[ds_stage][consumer], gradients);
-          const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
-          start_sums(sum_k, gradients, q_desc);
-          make_gradients(1, [] {}, [] {});
+      if (partial) {
+        weigh_all(Constant<true>{});
+      } else {
+        weigh_all(Constant<false>{});
+      }
+      pack_weights(s, weights);
+      start_sums(sum_v, weights, dout_desc);
+      wgmma_wait<1>();
+      hold(gradient);
+      const float* const delta_of_row = smem.delta[dout_pipe.stage] + part * kWeighedRows + lane % 4 * 2;
+      const auto differentiate = [&](auto masked) {
+#pragma unroll
+        for (int i = 0; i < kWeighedRows / 2; i += 4) {
+          const float2 delta = *reinterpret_cast<const float2*>(delta_of_row + i * 2);
+#pragma unroll
+          for (int at = i; at < i + 4; ++at) {
+            gradient[at] = factors[at] * (gradient[at] - (at % 2 ? delta.y : delta.x));
+            if (decltype(masked)::value && factors[at] == 0.0f) gradient[at] = 0.0f;
+          }
         }
-        if (--left == 0) break;
-        Barrier* const q_empty = &smem.q_empty[q_pipe.stage];
+      };
+      differentiate(Constant<true>{});
+      wgmma_wait<0>();
+      if (part < 1) return;
+      release(&smem.dout_empty[dout_pipe.stage]);
+      dout_pipe.advance();
+    };
+    barrier_wait(&smem.kept_full, 0);
+    take_kept(kept_k, smem.k, own);
+    take_kept(kept_v, smem.v, own);
+    make_gradients(0, [] {}, [] {});
+#pragma unroll 1
+    while (true) {
+      {
         unsigned gradients[kWeighedRows / 16][4];
         pack_weights(gradient, gradients);
-        store_gradients(smem.gradients[ds_stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
+        store_gradients(smem.gradients[ds_stage][consumer], gradients);
         const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
-        start_sums(sum_k, gradients, step_of_keys(q_desc, 1 * (kWeighedRows / 16)));
-        fence_proxy_async();
-        named_barrier_sync(kGradientsBarrier, kConsumers * kWarpgroup);
-        float shares[kShareTiles][kShareColumns / 2];
-        start_shares(shares, descriptor(smem.gradients[ds_stage][0] + share_row * kChunk), all_keys);
-        q_pipe.advance();
-        first += kPassingRows;
-        const bool other_head = first >= first_row + of_head * kPassingRows;
-        if (other_head) first = first_row, ++head;
-        make_gradients(
-            0,
-            [&] {
-              wgmma_wait<1>();
-              release(q_empty);
-              hand_on_share(smem, sums_pipe, shares, share_row / 16 + warp % 4, 0, args.scale);
-            },
-            [&] {
-                  });
-        ds_stage ^= 1;
+        start_sums(sum_k, gradients, q_desc);
+        make_gradients(1, [] {}, [] {});
       }
+      if (--left == 0) break;
+      const int first_before = first;
+      Barrier* const q_empty = &smem.q_empty[q_pipe.stage];
       unsigned gradients[kWeighedRows / 16][4];
       pack_weights(gradient, gradients);
       store_gradients(smem.gradients[ds_stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
@@ -1458,28 +1209,67 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       named_barrier_sync(kGradientsBarrier, kConsumers * kWarpgroup);
       float shares[kShareTiles][kShareColumns / 2];
       start_shares(shares, descriptor(smem.gradients[ds_stage][0] + share_row * kChunk), all_keys);
-      wgmma_wait<0>();
-      hand_on_share(smem, sums_pipe, shares, share_row / 16 + warp % 4, 0, args.scale);
-      release(&smem.q_empty[q_pipe.stage]);
       q_pipe.advance();
+      first += kPassingRows;
+      const bool other_head = first >= first_row + of_head * kPassingRows;
+      if (other_head) first = first_row, ++head;
+      make_gradients(
+          0,
+          [&] {
+            wgmma_wait<1>();
+            release(q_empty);
+            stage_shares(smem.shares[consumer][warp % 4], shares);
+          },
+          [&] {
+            add_shares(args, place, first_before + share_row + warp % 4 * 16, smem.shares[consumer][warp % 4]);
+          });
+      place += kPassingRows * kD;
+      if (other_head) place = query_sum_at(query_sums_of(args, batch, head), (first + share_row) / 16 + warp % 4, 0);
       ds_stage ^= 1;
     }
-    hold(sum_k);
-    hold(sum_v);
-    if (of_head > 0) {
-      release(&smem.kept_empty);
-      kept_phase ^= 1;
-    }
-    leave_rows(smem, sums_pipe, own, sum_k, args.scale);
-    leave_rows(smem, sums_pipe, own, sum_v, 1.0f);
-    barrier_wait(&smem.next_full, next_phase);
-    number = smem.next;
-    __syncwarp();
-    release(&smem.next_empty);
-    next_phase ^= 1;
+    unsigned gradients[kWeighedRows / 16][4];
+    pack_weights(gradient, gradients);
+    store_gradients(smem.gradients[ds_stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
+    const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
+    start_sums(sum_k, gradients, step_of_keys(q_desc, 1 * (kWeighedRows / 16)));
+    fence_proxy_async();
+    named_barrier_sync(kGradientsBarrier, kConsumers * kWarpgroup);
+    float shares[kShareTiles][kShareColumns / 2];
+    start_shares(shares, descriptor(smem.gradients[ds_stage][0] + share_row * kChunk), all_keys);
+    wgmma_wait<0>();
+    stage_shares(smem.shares[consumer][warp % 4], shares);
+    add_shares(args, place, first + share_row + warp % 4 * 16, smem.shares[consumer][warp % 4]);
   }
+  hold(sum_k);
+  hold(sum_v);
+  send_rows(&maps.dk, reinterpret_cast<Element*>(smem.shares[consumer][warp % 4]), 16 * kChunk, sum_k, args.scale,
+            first_key + own + warp % 4 * 16, kv_head, batch);
+  send_rows(&maps.dv, reinterpret_cast<Element*>(smem.shares[consumer][warp % 4]), 16 * kChunk, sum_v, 1.0f,
+            first_key + own + warp % 4 * 16, kv_head, batch);
+  tma_wait_read<0>();
 }
 
+// Gradients of query rows: what all blocks have added up, times scores' scale; a warp writes 16 rows.
+extern "C" __global__ void __launch_bounds__(kPostprocessThreads)
+    attention_bf16_d64_backward_alibi_postprocess(const AttentionArgs args) {
+  wait_for_earlier_launches();
+  let_next_launch_begin();
+  const int tiles = (args.seqlen_q + kPostprocessRows - 1) / kPostprocessRows;
+  const int tile = int(blockIdx.x) % tiles, head = int(blockIdx.x) / tiles % args.num_q_heads;
+  const int batch = int(blockIdx.x) / tiles / args.num_q_heads;
+  const int row_tile = tile * (kPostprocessRows / 16) + int(threadIdx.x) / 32;
+  if (16 * row_tile >= args.seqlen_q) return;
+  float* const sums = query_sums_of(args, batch, head);
+  float sum[kD / 2];
+#pragma unroll
+  for (int x = 0; x < kD / 8; ++x) {
+    const float* const place = query_sum_at(sums, row_tile, x);
+    const float4 of_lane = *reinterpret_cast<const float4*>(place);
+    sum[4 * x + 0] = of_lane.x, sum[4 * x + 1] = of_lane.y, sum[4 * x + 2] = of_lane.z, sum[4 * x + 3] = of_lane.w;
+  }
+  write_rows(args.dq + batch * args.dq_stride_batch + head * args.dq_stride_head, args.dq_stride_row,
+             tile * kPostprocessRows, args.seqlen_q, sum, args.scale);
+}
 // The gradient of slopes: the block makes a tile of it, and adds up what the array is repeated along.
 extern "C" __global__ void __launch_bounds__(kPairThreads)
     attention_bf16_d64_backward_alibi_gradient_of_slopes(const AttentionArgs args) {
@@ -1574,10 +1364,9 @@ extern "C" long long attention_bf16_d64_backward_alibi_workspace_bytes(const Att
   const long long seqlen_q = args->seqlen_q;
   return 4 * ((batch * num_q_heads * ((seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
               (batch * num_q_heads * ((seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
-              (batch * num_q_heads * ((seqlen_q + 127) / 128 * 128) * 64 + 63) / 64 * 64 +
-              (batch * num_q_heads * ((seqlen_q + 127) / 128) + 63) / 64 * 64 +
+              (batch * num_q_heads * ((seqlen_q + 15) / 16 * 16) * 64 + 63) / 64 * 64 +
               (batch * num_kv_heads * ((seqlen_k + 15) / 16) + 63) / 64 * 64 +
-              (batch * num_kv_heads + 63) / 64 * 64 + 64);
+              (batch * num_kv_heads + 63) / 64 * 64);
 }
 
 // How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
@@ -1671,29 +1460,38 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& b
       {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 128,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (v_status != cudaSuccess) return v_status;
-  const cudaError_t dq_status = encode_map(
-      &maps.dq, args->dq, {kD, args->seqlen_q, args->num_q_heads, args->batch},
-      {args->dq_stride_row, args->dq_stride_head, args->dq_stride_batch}, 64, 16,
-      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
-  if (dq_status != cudaSuccess) return dq_status;
   const cudaError_t dk_status = encode_map(
       &maps.dk, any_keys ? args->dk : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->dk_stride_row, args->dk_stride_head, args->dk_stride_batch}, 64, 128,
+      {args->dk_stride_row, args->dk_stride_head, args->dk_stride_batch}, 64, 16,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (dk_status != cudaSuccess) return dk_status;
   const cudaError_t dv_status = encode_map(
       &maps.dv, any_keys ? args->dv : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->dv_stride_row, args->dv_stride_head, args->dv_stride_batch}, 64, 128,
+      {args->dv_stride_row, args->dv_stride_head, args->dv_stride_batch}, 64, 16,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (dv_status != cudaSuccess) return dv_status;
   constexpr size_t smem_bytes = sizeof(SharedStorage);
   const cudaError_t status =
       cudaFuncSetAttribute(attention_bf16_d64_backward_alibi_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
-  const unsigned grid = unsigned(blocks < kMaxBlocks ? blocks : kMaxBlocks);
   cudaLaunchAttribute attribute;
-  const cudaLaunchConfig_t config = configure(grid, kThreads, smem_bytes, stream, attribute, begun);
+  const cudaLaunchConfig_t config = configure(unsigned(blocks), kThreads, smem_bytes, stream, attribute, begun);
   return cudaLaunchKernelEx(&config, attention_bf16_d64_backward_alibi_kernel, *args, maps);
+}
+
+static int launch_postprocess(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
+  const long long batch = args->batch, num_q_heads = args->num_q_heads;
+  const long long seqlen_q = args->seqlen_q;
+  const long long blocks = (seqlen_q + kPostprocessRows - 1) / kPostprocessRows * num_q_heads * batch;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  constexpr size_t smem_bytes = 0;
+  const cudaError_t status =
+      cudaFuncSetAttribute(attention_bf16_d64_backward_alibi_postprocess, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (status != cudaSuccess) return status;
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(unsigned(blocks), 128, smem_bytes, stream, attribute, begun);
+  return cudaLaunchKernelEx(&config, attention_bf16_d64_backward_alibi_postprocess, *args);
 }
 
 static int launch_gradient_of_slopes(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
@@ -1744,6 +1542,7 @@ extern "C" int attention_bf16_d64_backward_alibi(const AttentionArgs* args, cuda
   if (const int status = launch_reach(args, stream, begun)) return status;
   if (const int status = launch_statistics(args, stream, begun)) return status;
   if (const int status = launch_kernel(args, stream, begun)) return status;
+  if (const int status = launch_postprocess(args, stream, begun)) return status;
   if (args->dslopes != nullptr) {
     if (const int status = launch_gradient_of_slopes(args, stream, begun)) return status;
   }
