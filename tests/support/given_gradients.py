@@ -8,6 +8,12 @@ import numpy as np
 from flashgen.tuner.evaluate import reference
 
 
+def largest_share(found: np.ndarray, wanted: np.ndarray) -> float:
+    """Returns the largest error of a head, as a share of the head; NaN where there is one."""
+    errors = np.linalg.norm(found.astype(np.float64) - wanted, axis=(2, 3))
+    return float((errors / np.maximum(np.linalg.norm(wanted, axis=(2, 3)), 1e-30)).max())
+
+
 def given_of(q: Any, k: Any, v: Any, rng: np.random.Generator, **asked: Any) -> dict[str, Any]:
     """Returns all that kernels of gradients are given of q, k and v, in their type: outputs and log-sum-exps
     as the reference has them, asked so, and a random gradient of the outputs."""

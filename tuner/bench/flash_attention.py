@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -94,9 +94,7 @@ def _call(library: Any, inputs: Inputs, options: dict[str, Any]) -> Call:
     shape = (*q.shape[:3], inputs.problem.head_dim_v)
     if not inputs.problem.scoring.documents:
         return _first_of(lambda: library.flash_attn_func(q, k, v, **options), _heads_first(shape))
-    bounds, longest = document_bounds(inputs)
-    packed = [x.reshape(-1, *x.shape[2:]) for x in (q, k, v)]
-    starts = inputs.torch.from_numpy(bounds).to("cuda")
+    packed, starts, longest = packed_documents(inputs, (q, k, v))
     options |= {f"cu_seqlens_{of}": starts for of in "qk"} | {f"max_seqlen_{of}": longest for of in "qk"}
     return _first_of(lambda: library.flash_attn_varlen_func(*packed, **options), _heads_first(shape))
 
@@ -162,6 +160,14 @@ def _first_of(function: Callable[[], Any], shaped: Callable[[Any], Any]) -> Call
         return shaped(found[0] if isinstance(found, tuple) else found)
 
     return call
+
+
+def packed_documents(inputs: Inputs, by_row: Sequence[Any]) -> tuple[list[Any], Any, int]:
+    """Returns such arrays with all documents one behind the other; where each begins, and the last ends, on
+    the card; and the longest's length. Raises `Unserved` unless rows and keys are as many."""
+    bounds, longest = document_bounds(inputs)
+    packed = [x.reshape(-1, *x.shape[2:]) for x in by_row]
+    return packed, inputs.torch.from_numpy(bounds).to("cuda"), longest
 
 
 def document_bounds(inputs: Inputs) -> tuple[np.ndarray, int]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...gen.layout import DENSE
-from .flash_attention import by_rows, document_bounds
+from .flash_attention import by_rows, packed_documents
 from .inputs import Inputs
 from .unserved import Call, Unserved
 
@@ -54,10 +54,8 @@ def _documents(inputs: Inputs, function: Callable[..., Any], options: dict[str, 
     """The call of a function of packed sequences on documents, one behind the other."""
     if inputs.problem.layout is not DENSE:
         raise Unserved("knows documents in sequences of one length alone")
-    bounds, longest = document_bounds(inputs)
-    starts = inputs.torch.from_numpy(bounds).to("cuda")
     q, k, v = by_rows(inputs)
-    packed = [x.reshape(-1, *x.shape[2:]) for x in (q, k, v)]
+    packed, starts, longest = packed_documents(inputs, (q, k, v))
     shape = (*q.shape[:3], inputs.problem.head_dim_v)
 
     def call() -> Any:
