@@ -19,6 +19,7 @@ from ..handover.workspace import Workspace
 from ..launch import QUERIES_ROLE, Launch
 from ..limits import DeviceLimits
 from ..problem import Problem
+from ..scored_tiles.sliding import sliding_past_tiles
 from ..scoring.buffer_gradients import (
     PAIR_COLUMNS,
     PAIR_KEYS,
@@ -128,6 +129,7 @@ class GradientVariant(Variant):
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
         """Returns what all templates of gradients need."""
         change, postprocess = problem.scores.change, self._postprocess(problem)
+        sliding = sliding_past_tiles(problem.scores)
         return {
             "statistics_tile": self.statistics_tile,
             "counts_turns": self.counts_turns,
@@ -146,4 +148,7 @@ class GradientVariant(Variant):
             "sink_threads": SINK_THREADS,
             "first_rows": {each: first_rows_behind(problem.scores, each) for each in ("begins", "ends")},
             "slope": derivative(change, SCORE.name) if change is not None else None,
+            "sliding": sliding,
+            # What accessors of these are called where a change of scores is told whether they are within.
+            "checked": {f"{each.load.buffer}_at": f"{each.load.buffer}_at<is_within>" for each in sliding},
         }

@@ -18,6 +18,7 @@ from ..problem import Problem
 from ..scoring.scores import DIAGONAL, KEY, NUM_KEYS, NUM_ROWS, QUERY, ROW, SCORE, Bound
 from .arrays import TileArray, with_values
 from .gathering import COLUMN, FIRST_KEY, RAW, SCORE_SCALE, gathered, is_positive, local, product
+from .sliding import SlidingArray, sliding_arrays, sliding_in, with_sliding_loads, with_sliding_values
 from .tangents import IS_SMALL, LARGEST, SmallTangent, small_tangent
 from .terms import Term, terms_of
 
@@ -91,8 +92,8 @@ class TileChange(TileExpression):
     ``factor`` is positive and the same for all keys: of a row if it names `SCORE_SCALE`, else of all rows.
     ``body`` is over `RAW`, and over what is computed once for a row and a tile: ``row_values``, each in terms
     of those before it, `SHIFT` among them if there is one; it chooses between forms of a ``tangent`` by
-    `IS_SMALL`. Behind it each of ``bends`` is added. With a ``ramp`` raw scores come with `STEP` times
-    how far they are behind the tile's first key.
+    `IS_SMALL`. It names the values of arrays that are ``sliding`` past the tile. Behind it each of ``bends``
+    is added. With a ``ramp`` raw scores come with `STEP` times how far they are behind the tile's first key.
     """
 
     factor: Expression
@@ -100,6 +101,10 @@ class TileChange(TileExpression):
     bends: tuple[Bend, ...] = ()
     tangent: SmallTangent | None = None
     ramp: bool = False
+    sliding: tuple[SlidingArray, ...] = ()
+
+    def names_one_of(self, *words: str) -> bool:
+        return _names_one_of(words, *self._of_scores)
 
     @property
     def has_factor(self) -> bool:
@@ -182,9 +187,8 @@ class TileChange(TileExpression):
     def of_tiles(self) -> Together:
         """What is computed for each tile, and for each score, behind them."""
         values = (value for _, value in self.change_values)
-        return Together(
-            (*values, self.body, *(each for bend in self.bends for each in (bend.body, bend.is_met)))
-        )
+        bends = (each for bend in self.bends for each in (bend.body, bend.is_met))
+        return Together((*values, *self._of_scores, *bends))
 
     @property
     def reads_rows(self) -> bool:
@@ -199,15 +203,21 @@ class TileChange(TileExpression):
     def in_names_of_pairs(self) -> tuple[Expression, ...]:
         """What is computed over the score and the names of pairs, to be counted: columns are numbers, which
         cost nothing as floats, and arguments of tangents are small, which is looked for."""
-        found = [self.body, *(value for _, value in (self.tile_values if self.ramp else self.row_values))]
+        values = (value for _, value in (self.tile_values if self.ramp else self.row_values))
+        found = [with_sliding_loads(self.body, self.sliding), *values]
         if self.tangent is not None:
             found.append(apply("max", RAW, LARGEST))
         return tuple(_in_names_of_pairs(each) for each in found)
 
     @property
+    def _of_scores(self) -> tuple[Expression, ...]:
+        """The body, and the elements that it names."""
+        return self.body, *(each.load for each in self.sliding)
+
+    @property
     def _parts(self) -> Iterator[Expression]:
         """All expressions but the factor."""
-        yield self.body
+        yield from self._of_scores
         yield from (value for _, value in self.row_values)
         yield from (bend.body for bend in self.bends)
 
@@ -236,13 +246,15 @@ def tile_change(
     in_powers: bool = False,
     ramp: bool = False,
     small_tangents: bool = True,
+    sliding: tuple[SlidingArray, ...] = (),
 ) -> TileChange:
     """Returns a change of scores as it is best computed for many keys of a row.
 
-    Arrays ``along_keys`` are read so far behind a key; tiles of ``arrays`` are at hand. Behind the ``ends``
-    of what rows see, scores may be anything. ``approximate``: functions are those of 16-bit types.
-    ``in_powers``: the shift is one of powers of two. ``ramp``: with a ramp, if there can be one.
-    ``small_tangents``: those of small arguments are taken by multiply-adds.
+    Arrays ``along_keys`` are read so far behind a key; tiles of ``arrays`` are at hand, and elements of those
+    that are ``sliding`` are named. Behind the ``ends`` of what rows see, scores may be anything.
+    ``approximate``: functions are those of 16-bit types. ``in_powers``: the shift is one of powers of two.
+    ``ramp``: with a ramp, if there can be one. ``small_tangents``: those of small arguments are taken by
+    multiply-adds.
     """
     terms = terms_of(change.with_names({SCORE.name: apply("mul", RAW, SCORE_SCALE)}))
     of_score = [each for each in terms if RAW.name in each.varying.names()]
@@ -264,6 +276,7 @@ def tile_change(
             approximate=approximate,
             in_powers=in_powers,
             small_tangents=small_tangents,
+            sliding=sliding,
         )
     row_values = list(affine.row_values)
     if affine.step != _NONE:
@@ -274,7 +287,17 @@ def tile_change(
         row_values.append((SHIFT, affine.shift))
     body, tangent = _with_small_tangent(body, approximate=approximate) if small_tangents else (body, None)
     body = _with_read_keys(with_values(body, arrays), along_keys)
-    return TileChange(body, factor, tuple(row_values), tuple(affine.bends), tangent, ramp, arrays=arrays)
+    sliding = sliding_in(body, sliding)
+    return TileChange(
+        with_sliding_values(body, sliding),
+        factor,
+        tuple(row_values),
+        tuple(affine.bends),
+        tangent,
+        ramp,
+        sliding,
+        arrays=arrays,
+    )
 
 
 def _needed_of(
@@ -299,21 +322,29 @@ def _times(number: int, value: Expression) -> Expression:
 
 
 @lru_cache(maxsize=256)
-def changed_tile(problem: Problem, arrays: tuple[TileArray, ...] = ()) -> TileChange | None:
+def changed_tile(
+    problem: Problem, arrays: tuple[TileArray, ...] = (), *, slides: bool = False
+) -> TileChange | None:
     """Returns a problem's change of scores as tensor cores' threads make it, tiles of ``arrays`` at hand;
-    None: there is none."""
-    change = _asked_change(problem, arrays)
+    None: there is none. ``slides``: values of arrays that slide past a tile are named."""
+    change = _asked_change(problem, arrays, slides=slides)
     return change and change(ends=problem.scores.ends)
 
 
 @lru_cache(maxsize=256)
 def steady_change(
-    problem: Problem, arrays: tuple[TileArray, ...] = (), *, ramp: bool = False, small_tangents: bool = True
+    problem: Problem,
+    arrays: tuple[TileArray, ...] = (),
+    *,
+    ramp: bool = False,
+    small_tangents: bool = True,
+    slides: bool = False,
 ) -> TileChange | None:
     """Returns a problem's change of scores for kernels that compute once what is the same for all tiles of a
     row: shifts are of powers of two. ``ramp``: products may take one along, if a row's step is such.
-    ``small_tangents``: those of small arguments are taken by multiply-adds."""
-    change = _asked_change(problem, arrays)
+    ``small_tangents``: those of small arguments are taken by multiply-adds. ``slides``: values of arrays that
+    slide past a tile are named."""
+    change = _asked_change(problem, arrays, slides=slides)
     if change is None:
         return None
     change, scores = partial(change, in_powers=True, small_tangents=small_tangents), problem.scores
@@ -322,13 +353,21 @@ def steady_change(
     return change(ends=scores.ends, ramp=ramp and change(ends=scores.held_ends, ramp=True).has_steady_step)
 
 
-def _asked_change(problem: Problem, arrays: tuple[TileArray, ...]) -> partial[TileChange] | None:
+def _asked_change(
+    problem: Problem, arrays: tuple[TileArray, ...], *, slides: bool
+) -> partial[TileChange] | None:
     """`tile_change` of what a problem asks of its scores; None: no change."""
     scores = problem.scores
     if scores.change is None:
         return None
-    approximate = problem.dtype != "f32"
-    return partial(tile_change, scores.change, scores.along_keys, arrays=arrays, approximate=approximate)
+    return partial(
+        tile_change,
+        scores.change,
+        scores.along_keys,
+        arrays=arrays,
+        approximate=problem.dtype != "f32",
+        sliding=sliding_arrays(scores) if slides else (),
+    )
 
 
 def reads_at(name: Name, *expressions: Expression) -> bool:

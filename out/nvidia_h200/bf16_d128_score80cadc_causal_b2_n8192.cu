@@ -356,6 +356,15 @@ struct PipelineState {
   }
 };
 
+// An address that others are told `behind`: the compiler then adds what it knows of that within its instructions.
+template <typename T>
+__device__ __forceinline__ const T* start_of(const T* address) {
+#ifdef __CUDACC__
+  asm("" : "+l"(address));
+#endif
+  return address;
+}
+
 // An index as Python has it, negative ones counted from the end, and within the array whatever it is.
 __device__ __forceinline__ int index_within(int index, int size) {
   return min(max(index < 0 ? index + size : index, 0), size - 1);
@@ -364,6 +373,15 @@ __device__ __forceinline__ int index_within(int index, int size) {
 __device__ __forceinline__ float table_at(const AttentionArgs& args, int i0, int i1) {
   i1 = index_within(i1, args.table_size_1);
   return __ldg(args.table + i0 * args.table_stride_0 + i1);
+}
+
+// Where the element is of an index within the last axis, and what it is.
+__device__ __forceinline__ const float* place_in_table(const AttentionArgs& args, int i0, int i1) {
+  return start_of(args.table + i0 * args.table_stride_0 + i1);
+}
+
+__device__ __forceinline__ float table_there(const float* place) {
+  return __ldg(place);
 }
 
 // What a row sees of the keys: [first_key_of, end_key_of), nothing where the one is not below the other.
@@ -442,12 +460,24 @@ __device__ __forceinline__ void hide_last(float (&s)[n], const SeenKeys& seen, i
   }
 }
 
-// Changes a tile's scores, which come not scaled; then they are to be multiplied by `scale`.
-template <int n>
+// Whether all elements that a warp's scores of a tile read, of arrays that slide past it, are within these.
+__device__ __forceinline__ bool are_within(const AttentionArgs& args, int batch, int head, int first_row, int first_key) {
+  first_key += int(threadIdx.x) % 4 * 2;
+  const int table_index = first_row - first_key;
+  const bool table_is_within =
+      table_index - (kBc - 7) >= 0 && table_index + 8 < args.table_size_1;
+  return __all_sync(0xffffffffu, table_is_within);
+}
+
+// Changes a tile's scores, which come not scaled; then they are to be multiplied by `scale`. With `is_within`
+// all elements that it reads of arrays that slide past the tile are within these.
+template <bool is_within, int n>
 __device__ __forceinline__ void change(
     const AttentionArgs& args, float (&s)[n], float unit, int batch, int head,
     int first_row, int first_key) {
   first_key += int(threadIdx.x) % 4 * 2;
+  const auto* const table_place =
+      is_within ? place_in_table(args, head, first_row - first_key) : nullptr;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int row = first_row + 8 * h;
@@ -457,7 +487,9 @@ __device__ __forceinline__ void change(
       const float raw = s[i];
       const int column = i / 4 * 8 + i % 2;
       const int key = first_key + column;
-      s[i] = raw + table_at(args, head, row - key) * unit;
+      const float table_value =
+          is_within ? table_there(table_place + (8 * h - column)) : table_at(args, head, row - key);
+      s[i] = raw + table_value * unit;
     }
   }
 }
@@ -821,7 +853,11 @@ __device__ __forceinline__ void consume_tile(
     hold(s);
     if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
     k_pipe.advance();
-    change(args, s, unit, tile.batch, tile.head, row, n * kBc);
+    if (are_within(args, tile.batch, tile.head, row, n * kBc)) {
+      change<true>(args, s, unit, tile.batch, tile.head, row, n * kBc);
+    } else {
+      change<false>(args, s, unit, tile.batch, tile.head, row, n * kBc);
+    }
     if (n >= first_partial) hide_last(s, SeenKeys(args, tile.batch, row), n * kBc);
     raise_maximum(s, softmax, rescale, scale);
     weigh(s, softmax, scale);
@@ -841,7 +877,11 @@ __device__ __forceinline__ void consume_tile(
       hold(s);
       if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
       k_pipe.advance();
-      change(args, s, unit, tile.batch, tile.head, row, n * kBc);
+      if (are_within(args, tile.batch, tile.head, row, n * kBc)) {
+        change<true>(args, s, unit, tile.batch, tile.head, row, n * kBc);
+      } else {
+        change<false>(args, s, unit, tile.batch, tile.head, row, n * kBc);
+      }
       if (n >= first_partial) hide_last(s, SeenKeys(args, tile.batch, row), n * kBc);
       if (raise_maximum(s, softmax, rescale, scale)) rescale_output(o, rescale);
       weigh(s, softmax, scale);
@@ -1017,4 +1057,4 @@ extern "C" int attention_bf16_d128_score80cadc(const AttentionArgs* args, cudaSt
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto", "scoring": {"score": "score + table[h, q - k]"}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 64, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 64, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 3, "v_stages": 3, "summed_columns": 0, "schedule": "chained", "q_in_registers": true, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 8, "min_blocks": 2, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_score80cadc", "launches": [{"threads": 256, "smem_bytes": 115712, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "f411e1ff839de18e", "figures": [1518, 1086]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto", "scoring": {"score": "score + table[h, q - k]"}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 64, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 64, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 3, "v_stages": 3, "summed_columns": 0, "schedule": "chained", "q_in_registers": true, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 8, "min_blocks": 2, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_score80cadc", "launches": [{"threads": 256, "smem_bytes": 115712, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "2189499bf3b5a2f3", "figures": [1518, 1086]}

@@ -913,6 +913,7 @@ unsigned char __tsan_atomic8_load(const volatile unsigned char* from, int) {
   return __atomic_load_n(from, __ATOMIC_ACQUIRE);
 }
 unsigned __tsan_atomic32_load(const volatile unsigned* from, int) { return __atomic_load_n(from, __ATOMIC_RELAXED); }
+void __tsan_atomic32_store(volatile unsigned* to, unsigned value, int) { __atomic_store_n(to, value, __ATOMIC_RELEASE); }
 unsigned __tsan_atomic32_fetch_add(volatile unsigned* to, unsigned value, int) {
   return __atomic_fetch_add(to, value, __ATOMIC_RELAXED);
 }

@@ -141,7 +141,7 @@ class Mma(RuledParameters):
             "products": PRODUCTS[arithmetic],
             "visibility": VISIBILITY if problem.scores.is_plain else SCORED_VISIBILITY,
             "arrays": arrays,
-            "change": changed_tile(problem, met_by(scores.change, arrays)),
+            "change": changed_tile(problem, met_by(scores.change, arrays), slides=not self.pack_heads),
             "period": period,
             "predicate": tile_predicate(predicate, scores.along_keys, met_by(predicate, arrays))
             if predicate

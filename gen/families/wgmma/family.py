@@ -205,7 +205,7 @@ class Wgmma(AdvisedParameters):
         changing, seeing = (met_by(tree, arrays) for tree in (scores.change, predicate))
         return {
             "visibility": f"families/wgmma/{'' if scores.is_plain else 'scored_'}visibility.cu.jinja",
-            "change": change_of_tiles(problem, changing, self.tangent),
+            "change": change_of_tiles(problem, changing, self.tangent, slides=not self.pack_heads),
             "cap": cap_in_exponents(problem, self.tangent),
             "period": period,
             "predicate": tile_predicate(predicate, along_keys, seeing) if predicate else None,

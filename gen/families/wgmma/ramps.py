@@ -15,13 +15,18 @@ FEW_COLUMNS = 144
 
 
 def change_of_tiles(
-    problem: Problem, arrays: tuple[TileArray, ...] = (), tangent: str = POLYNOMIAL
+    problem: Problem,
+    arrays: tuple[TileArray, ...] = (),
+    tangent: str = POLYNOMIAL,
+    *,
+    slides: bool = False,
 ) -> TileChange | None:
     """Returns a problem's change of scores as warpgroups make it, tiles of ``arrays`` at hand; None: there is
     none. ``tangent``: how it takes hyperbolic tangents, in float32 those that it cannot take within exponents
-    as well as where it takes none there."""
+    as well as where it takes none there. ``slides``: values of arrays that slide past a tile are named."""
     small = tangent in (POLYNOMIAL, MIXED) or is_split(problem)
-    return steady_change(problem, arrays, ramp=_products_have_time(problem), small_tangents=small)
+    ramp = _products_have_time(problem)
+    return steady_change(problem, arrays, ramp=ramp, small_tangents=small, slides=slides)
 
 
 def ramp_columns(problem: Problem) -> int:

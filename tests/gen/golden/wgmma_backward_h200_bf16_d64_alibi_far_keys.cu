@@ -629,7 +629,8 @@ __device__ __forceinline__ void weigh(
     float& s, float& gradient, const AttentionArgs& args, int batch, int head, int row, int key, KeyRange seen,
     float scale, float lse, float delta) {
   const float scaled = s * args.scale;
-  const int a_row = min(row, args.seqlen_q - 1), a_key = min(key, args.seqlen_k - 1);  // arrays are read at no others
+  // Arrays are read at no others.
+  const int a_row = masked ? min(row, args.seqlen_q - 1) : row, a_key = masked ? min(key, args.seqlen_k - 1) : key;
   s = exp2f(change_score(args, scaled, batch, head, a_row, a_key) - lse);
   if (masked) {
     const bool sees_key = key >= seen.begin && key < seen.end;
