@@ -140,6 +140,7 @@ struct SharedStorage {
   int next;  // -1: none
   Barrier sums_open[2], sums_done[2];  // once it is known what becomes of them, and once every warp of consumers has done it
   int become[2];
+  float* ended[2];  // where memory has sums that end here
   HandedTurn next_handed, turns[2];  // what comes with the next turn, and movers' own, whose threads have few registers
 };
 
@@ -284,6 +285,11 @@ __device__ __forceinline__ void wait_for_number(const int* place, int number) {
     asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(there) : "l"(__cvta_generic_to_global(place)) : "memory");
   } while (there != number);
   asm volatile("fence.proxy.async.global;" : : : "memory");
+}
+
+// Says that nobody reads 128 bytes of memory any more, a line of L2, which then need not write them.
+__device__ __forceinline__ void discard_line(float* line) {
+  asm volatile("discard.global.L2 [%0], 128;" : : "l"(__cvta_generic_to_global(line)) : "memory");
 }
 
 // Leaves a number for whoever waits for it.
@@ -716,6 +722,15 @@ __device__ __forceinline__ void leave_to_mover(SharedStorage& smem, PipelineStat
   pipe.advance();
 }
 
+// A lane's place in a warp's share of sums that end, which begins with a column: memory needs the share no more.
+__device__ __forceinline__ void discard_share(float* place, int column) {
+  const int lane = threadIdx.x % 32;
+  // Each line has two columns of sixteen rows, a lane the four sums at its place.
+  for (int line = lane; line < min(kShareColumns, kD - column) / 2; line += 32) {
+    discard_line(place - lane * 4 + line * 32);
+  }
+}
+
 // Has a warp's share of a tile's sums, once it is made, where it is moved from, or the gradients that it is the last part
 // of. `sixteen` and `column`: with which sixteen rows of the tile and which column the share begins.
 __device__ __forceinline__ void hand_on_share(
@@ -746,6 +761,7 @@ __device__ __forceinline__ void hand_on_share(
           shares[tile][i + 2] += before.z, shares[tile][i + 3] += before.w;
         }
         __syncwarp();  // all lanes have read what gradients take the place of
+        discard_share(smem.ended[pipe.stage] + (place - smem.moved[pipe.stage].sums) + tile * 64 * kD, column);
       }
       // The warp's, of which a lane has four sums at its place.
       Element* const rows = reinterpret_cast<Element*>(place + tile * 64 * kD - threadIdx.x % 32 * 4);
@@ -861,8 +877,10 @@ __device__ __forceinline__ void hand_on_sums(
       if (ends && !begins) {
         tell();
         wait_for_number(next_keys, keys_before);
+        float* const sums = sums_of_tile(args, own.batch, head, first);
+        smem.ended[mover] = sums;
         barrier_expect(open, sizeof(moved.sums));
-        bulk_load(moved.sums, sums_of_tile(args, own.batch, head, first), sizeof(moved.sums), open);
+        bulk_load(moved.sums, sums, sizeof(moved.sums), open);
       } else {
         // Consumers need not wait for what is told to others.
         barrier_arrive(open);
@@ -1302,4 +1320,4 @@ extern "C" int attention_bf16_d128_backward(const AttentionArgs* args, cudaStrea
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 512, "seqlen_k": 512, "head_dim": 128, "head_dim_v": 128, "causal": false, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 64, "schedule": "together", "parts": 1, "kept": "shared", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_section", "meeting": "at_once", "ranges": "of_rows", "min_blocks": 1, "turns": "free", "sums": "handed_on", "walk": "down", "far_keys": "walked"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 231424, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "a8541c378dc472b4", "figures": [2109, 1023]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 512, "seqlen_k": 512, "head_dim": 128, "head_dim_v": 128, "causal": false, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 64, "schedule": "together", "parts": 1, "kept": "shared", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_section", "meeting": "at_once", "ranges": "of_rows", "min_blocks": 1, "turns": "free", "sums": "handed_on", "walk": "down", "far_keys": "walked"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 231424, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "32c4e0c29fe6a204", "figures": [2109, 1023]}

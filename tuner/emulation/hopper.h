@@ -108,6 +108,13 @@ inline void wait_for_number(const int* place, int number, int line = __builtin_L
 }
 inline void leave_number(int* place, int number) { __atomic_store_n(place, number, __ATOMIC_RELEASE); }
 
+// ---- discard -----------------------------------------------------------------------------------------------------
+// A line of memory that is read no more: whoever does reads no numbers.
+
+inline void discard_line(float* floats, int line = __builtin_LINE()) {
+  emulation::discard(floats, 32, "discard_line", line);
+}
+
 // ---- bar.sync, bar.arrive ----------------------------------------------------------------------------------------
 
 inline void named_barrier_sync(int id, int threads, int line = __builtin_LINE()) {

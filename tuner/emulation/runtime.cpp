@@ -690,6 +690,13 @@ void store_floats(float* global, const float* shared, size_t bytes, const char* 
 }
 void commit_stores() { running->engine.commit(); }
 void wait_for_stores(unsigned groups_left, bool landed) { running->engine.wait(groups_left, landed); }
+void discard(float* floats, size_t count, const char* what, int line) {
+  if (reinterpret_cast<uintptr_t>(floats) % (count * sizeof(float)) != 0) {
+    running->fail(format("%s: %s in line %d at %p, which does not begin a line of %zu bytes", running->here().c_str(), what,
+                         line, static_cast<void*>(floats), count * sizeof(float)));
+  }
+  std::fill_n(floats, count, NAN);
+}
 void wait_for_number(const int* place, int number, const char* what, int line) {
   running->wait_for_number(place, number, what, line);
 }

@@ -123,6 +123,7 @@ void commit_stores();
 // Until they have been read where they come from, or `landed` where they go.
 void wait_for_stores(unsigned groups_left_in_flight, bool landed);
 // Until another block has left the number there.
+void discard(float* floats, size_t count, const char* what, int line);
 void wait_for_number(const int* place, int number, const char* what, int line);
 // Shows this thread's ordinary writes to the copy engine and to products.
 void fence_proxy();

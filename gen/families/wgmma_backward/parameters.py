@@ -331,7 +331,7 @@ class Parameters(GradientVariant):
             of_rows = ITEM_BYTES["f32"] * self.br * problem.head_dim
             moved = max(of_rows, CHUNK_BYTES * self.bc * max(d, dv))
             sums = 2 * _storage(moved, 0)
-            barriers += 4 + 12  # as large are two numbers, of 23
+            barriers += 4 + 14  # as large are two numbers, of 23, or an address
         if self.sums_in_cluster:
             sums = ITEM_BYTES["f32"] * self.sum_stages * self.br * problem.head_dim
             barriers += 1 + 2 * self.sum_stages

@@ -378,6 +378,11 @@ PLACE_OF_HEAD_BEFORE = (
             (HANDED_ON, "      tma_wait<0>();\n", ""),
             (HANDED_ON, "if (become == kLast) {", "if (false) {"),
             (HANDED_ON, "smem.moved[pipe.stage].sums", "smem.moved[0].sums"),
+            (
+                HANDED_ON,
+                "smem.ended[mover] = sums;",
+                "smem.ended[mover] = query_sums_of(args, own.batch, head);",
+            ),
             ("apart", "if (--left > 0) named_barrier_arrive", "if (false) named_barrier_arrive"),
             ("apart", "factors[e] * (gradient[4 * i + e] - ", "factors[e] * (gradient[4 * i + e] + "),
         ],

@@ -1189,6 +1189,23 @@ def test_a_block_goes_on_while_a_thread_awaits_a_number():
         np.testing.assert_array_equal(found, [1, 2, 3])
 
 
+DISCARDED_BODY = """
+  float* const there = reinterpret_cast<float*>(out);
+  there[i] = float(i);
+  __syncwarp();
+  if (i == 32) discard_line(there + 32);
+"""
+
+
+def test_what_is_discarded_is_no_number():
+    build = warpgroups.emulated(DISCARDED_BODY)
+    found = warpgroups.run(build, np.zeros(1, np.uint32), np.zeros(128, np.uint32)).view(np.float32)
+    assert np.isnan(found[32:64]).all()
+    np.testing.assert_array_equal(
+        np.delete(found, np.arange(32, 64)), np.delete(np.arange(128), np.arange(32, 64))
+    )
+
+
 STORED_BODY = """
   float* words = reinterpret_cast<float*>(shared_bytes);
   words[i] = float(i);
@@ -1563,6 +1580,10 @@ MISUSES = [
     (
         "if (i == 5) wait_for_number(reinterpret_cast<int*>(out), 7);",
         r"thread 5: wait_for_number in line \d+ for 7, where 0 is: no block leaves it there",
+    ),
+    (
+        "if (i == 5) discard_line(reinterpret_cast<float*>(out) + 4);",
+        r"thread 5: discard_line in line \d+ at 0x\w+, which does not begin a line of 128 bytes",
     ),
     # Products of warpgroups.
     (
