@@ -24,10 +24,11 @@
 //   pack_heads = true          query heads that share keys fill one tile's rows together
 //   key_warps = 4              warps with the same rows, which take tiles of keys in turns
 //   splits = 8                 blocks of a cluster that share the keys of a tile of rows
+//   merge = at_once            how results of shares of keys meet: by halves of the warps, or all at once
 //
 // Measured on NVIDIA H200, batch 1, 32 query and 8 key/value heads, 1 query and 131072 key rows, pages of
-// 128, without a mask: 135.4 us (median), spread 0.8 %, 15.9 TFLOP/s, 222 registers per thread, occupancy
-// 6 %. Largest error per head against float64: 1.8e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0).
+// 128, without a mask: 134.6 us (median), spread 0.6 %, 16.0 TFLOP/s, 220 registers per thread, occupancy
+// 6 %. Largest error per head against float64: 2.1e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0).
 // Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -42,7 +43,7 @@
 //         --seqlen-k 131072 --family mma --set br=16 --set rows_per_warp=16 --set bc=32 \
 //         --set layout=swizzled --set d_steps=exact --set q_in_registers=false --set stages=3 \
 //         --set rescale=lazy --set poly_exp=0 --set heads=1 --set min_blocks=1 --set block_order=by_head \
-//         --set pack_heads=true --set key_warps=4 --set splits=8
+//         --set pack_heads=true --set key_warps=4 --set splits=8 --set merge=at_once
 
 #include <cuda_bf16.h>
 #include <cuda_pipeline.h>
@@ -97,6 +98,8 @@ constexpr int kQStride = 128;
 constexpr int kKStride = 128;
 constexpr int kVStride = 128;
 constexpr int kPartialStride = 136;  // of outputs, as floats
+constexpr int kWidth = 4;  // columns that a thread puts together
+constexpr int kOwnColumns = 16;  // that a block of the cluster writes, kOwnColumns * split and those behind it
 
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
@@ -116,12 +119,21 @@ struct PartialResult {
   float row_max[kBr];
 };
 
-// Partial results take the place of tiles that nobody needs any more.
-union SharedStorage {
-  Tiles tiles;
-  PartialResult partial_results[4];
+// What the cluster's blocks make of the columns that one of them writes.
+struct ReceivedResults {
+  alignas(16) float o[kSplits][kBr][kOwnColumns];
+  float row_max[kSplits][kBr], row_sum[kSplits][kBr];
 };
-static_assert(sizeof(SharedStorage) == 200704, "the size that pruning counted on");
+
+// Partial results take the place of tiles that nobody needs any more; those of others may come before that.
+struct SharedStorage {
+  union {
+    Tiles tiles;
+    PartialResult partial_results[4];
+  };
+  ReceivedResults received;
+};
+static_assert(sizeof(SharedStorage) == 209920, "the size that pruning counted on");
 
 constexpr int kPageSize = 128;  // keys per page
 
@@ -210,23 +222,31 @@ __device__ __forceinline__ void cluster_sync() {
       : "memory");
 }
 
-// Reads n floats (1, 2 or 4) of a block of the cluster, from where `shared` is in this block's shared memory.
+// Tells the cluster that this thread has begun; waits until all have. Orders no accesses.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.relaxed;" : : : "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait;" : : : "memory");
+}
+
+// Writes n floats (1, 2 or 4) to a block of the cluster, to where `shared` is in this block's shared memory.
 template <int n>
-__device__ __forceinline__ void load_from_block(float (&values)[n], const float* shared, int block) {
+__device__ __forceinline__ void store_to_block(float* shared, const float (&values)[n], int block) {
   unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
   asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(block));
   if constexpr (n == 4) {
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(values[0]), "=f"(values[1]), "=f"(values[2]), "=f"(values[3])
-                 : "r"(address)
+    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "r"(address), "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3])
                  : "memory");
   } else if constexpr (n == 2) {
-    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
-                 : "=f"(values[0]), "=f"(values[1])
-                 : "r"(address)
+    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};"
+                 :
+                 : "r"(address), "f"(values[0]), "f"(values[1])
                  : "memory");
   } else {
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(values[0]) : "r"(address) : "memory");
+    asm volatile("st.shared::cluster.f32 [%0], %1;" : : "r"(address), "f"(values[0]) : "memory");
   }
 }
 
@@ -595,14 +615,27 @@ __device__ __forceinline__ void recompute_row(
   }
 }
 
-// Lays a warp's rows into a partial result, from `first_row` on.
-__device__ __forceinline__ void store_partial(PartialResult& partial, const Warp& warp, int first_row) {
+// Neighbouring columns, moved by one access.
+template <int N>
+struct alignas(4 * N) Columns {
+  float at[N];
+};
+
+__device__ __forceinline__ float sum_of(const PartialResult& result, int row) {
+  const float (&sums)[4] = result.row_sum[row];
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+// Lays a warp's rows into a partial result, from `first_row` on, as far as `end_row`.
+__device__ __forceinline__ void store_partial(
+    PartialResult& partial, const Warp& warp, int first_row, int end_row = kBr) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = first_row + 16 * i + lane / 4 + 8 * h;
+      if (row >= end_row) continue;
       if (lane % 4 == 0) partial.row_max[row] = warp.row_max[i][h];
       partial.row_sum[row][lane % 4] = warp.row_sum[i][h];
 #pragma unroll
@@ -614,59 +647,57 @@ __device__ __forceinline__ void store_partial(PartialResult& partial, const Warp
   }
 }
 
-// Takes in what another warp's keys make of the same rows.
-__device__ __forceinline__ void merge_partial(Warp& warp, const PartialResult& partial) {
-  const int lane = threadIdx.x % 32;
+// What all of a row's keys, or those of a block, make of it: of kWidth columns outputs before their division.
+struct RowResult {
+  float row_max, row_sum;
+  Columns<kWidth> o;
+};
+
+// Puts together what `count` shares of the keys make of a row, in their order; `share` says what each does.
+template <int count, typename Share>
+__device__ __forceinline__ RowResult put_together(const Share& share) {
+  RowResult shares[count], all{-kInfinity};
 #pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = 16 * i + lane / 4 + 8 * h;
-      const float row_max = fmaxf(warp.row_max[i][h], partial.row_max[row]);
-      const float base = row_max == -kInfinity ? 0.0f : row_max;
-      const float own = exp2f(warp.row_max[i][h] - base), other = exp2f(partial.row_max[row] - base);
-      warp.row_max[i][h] = row_max;
-      warp.row_sum[i][h] = fmaf(own, warp.row_sum[i][h], other * partial.row_sum[row][lane % 4]);
-#pragma unroll
-      for (int n = 0; n < kValueTiles; ++n) {
-        const float2 o = *reinterpret_cast<const float2*>(partial.o + row * kPartialStride + n * 8 + lane % 4 * 2);
-        warp.o[i][n][2 * h] = fmaf(own, warp.o[i][n][2 * h], other * o.x);
-        warp.o[i][n][2 * h + 1] = fmaf(own, warp.o[i][n][2 * h + 1], other * o.y);
-      }
-    }
+  for (int i = 0; i < count; ++i) {
+    shares[i] = share(i);
+    all.row_max = fmaxf(all.row_max, shares[i].row_max);
   }
+  const float base = all.row_max == -kInfinity ? 0.0f : all.row_max;
+#pragma unroll
+  for (int i = 0; i < count; ++i) {
+    const float weight = exp2f(shares[i].row_max - base);
+    all.row_sum = fmaf(weight, shares[i].row_sum, all.row_sum);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) all.o.at[j] = fmaf(weight, shares[i].o.at[j], all.o.at[j]);
+  }
+  return all;
 }
 
-// Puts together what the cluster's blocks made of the rows, in the order of their keys, and writes this block's share
-// of o and of the log-sum-exp. `recompute` does the rows again that no product can be trusted with.
+// The columns from x on of a row of the block, of all its warps.
+__device__ __forceinline__ RowResult result_of_warps(const PartialResult* partials, int row, int x) {
+  return put_together<kKeyWarps>([&](int warp) {
+    const PartialResult& partial = partials[warp];
+    const float* const o = partial.o + row * kPartialStride + x;
+    return RowResult{partial.row_max[row], sum_of(partial, row), *reinterpret_cast<const Columns<kWidth>*>(o)};
+  });
+}
+
+// Writes this block's columns of o, and the first block the log-sum-exp. `recompute` does the rows again that no
+// product can be trusted with.
 template <typename Recompute>
-__device__ __forceinline__ void write_merged(
-    const PartialResult& partial, int split, Element* o, long long stride, long long head_stride, int group, float* lse,
-    int first_row, int num_rows, int seqlen_q, const Recompute& recompute) {
-  constexpr int kWidth = 4;  // columns at once
-  const int count = min(kBr, num_rows - first_row) * (kDv / kWidth);
-  const int lane = threadIdx.x % 32;
-  for (int first = split * kThreads + threadIdx.x - lane; first < count; first += kSplits * kThreads) {
-    const int i = first + lane;
-    const int row = min(i, count - 1) / (kDv / kWidth), x = i % (kDv / kWidth) * kWidth;
-    float maxima[kSplits][1], row_max = -kInfinity;
-#pragma unroll
-    for (int block = 0; block < kSplits; ++block) {
-      load_from_block(maxima[block], partial.row_max + row, block);
-      row_max = fmaxf(row_max, maxima[block][0]);
-    }
-    const float base = row_max == -kInfinity ? 0.0f : row_max;
-    float row_sum = 0.0f, outputs[kWidth] = {};
-#pragma unroll
-    for (int block = 0; block < kSplits; ++block) {
-      float its_sum[4], its_outputs[kWidth];
-      load_from_block(its_sum, partial.row_sum[row], block);
-      load_from_block(its_outputs, partial.o + row * kPartialStride + x, block);
-      const float weight = exp2f(maxima[block][0] - base);
-      row_sum = fmaf(weight, (its_sum[0] + its_sum[1]) + (its_sum[2] + its_sum[3]), row_sum);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) outputs[j] = fmaf(weight, its_outputs[j], outputs[j]);
-    }
+__device__ __forceinline__ void write_received(
+    const ReceivedResults& received, int split, Element* o, long long stride, long long head_stride, int group,
+    float* lse, int first_row, int num_rows, int seqlen_q, const Recompute& recompute) {
+  constexpr int kPieces = kOwnColumns / kWidth;
+  const int count = min(kBr, num_rows - first_row) * kPieces, lane = threadIdx.x % 32;
+  for (int first = threadIdx.x - lane; first < count; first += kThreads) {
+    const int i = first + lane, row = min(i, count - 1) / kPieces, own_x = i % kPieces * kWidth;
+    const int x = kOwnColumns * split + own_x;
+    const RowResult result = put_together<kSplits>([&](int block) {
+      const auto its = reinterpret_cast<const Columns<kWidth>*>(received.o[block][row] + own_x);
+      return RowResult{received.row_max[block][row], received.row_sum[block][row], *its};
+    });
+    const float row_max = result.row_max, row_sum = result.row_sum;
     // A row that cannot be trusted is done again by the warp that has its first columns.
     const bool keeps = trusted(row_max, row_sum);
     unsigned untrusted = __ballot_sync(0xffffffffu, !keeps && x == 0 && i < count);
@@ -675,8 +706,9 @@ __device__ __forceinline__ void write_merged(
     }
     if (!keeps || i >= count) continue;
     const float inverse = 1.0f / row_sum;
+    float outputs[kWidth];
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) outputs[j] *= inverse;
+    for (int j = 0; j < kWidth; ++j) outputs[j] = result.o.at[j] * inverse;
     const int packed_row = first_row + row;
     if (lse != nullptr && x == 0) {
       lse[packed_row % group * seqlen_q + packed_row / group] = (row_max + log2f(row_sum)) * kLn2;
@@ -752,6 +784,7 @@ extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(kThreads,
     __pipeline_commit();
   }
 
+  cluster_arrive();  // before others bring anything, each has begun
   int ends[kRowTiles][2];
   find_ends(ends, first_row, group, args.seqlen_q, args.seqlen_k);
   Warp warp;
@@ -785,25 +818,30 @@ extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(kThreads,
     }
   }
   __syncthreads();  // no warp needs tiles any more
-  // Half of the warps give what they have to the others, until one has all.
-  for (int half = kKeyWarps / 2; half > 0; half /= 2) {
-    if (half <= warp_index && warp_index < 2 * half) store_partial(smem.partial_results[warp_index - 1], warp, 0);
-    __syncthreads();
-    if (warp_index < half) merge_partial(warp, smem.partial_results[warp_index + half - 1]);
+  store_partial(smem.partial_results[warp_index], warp, 0, num_rows - first_row);
+  __syncthreads();
+  cluster_wait();  // every block has begun, and has room for what it receives
+  const int end_row = min(kBr, num_rows - first_row);
+  for (int i = threadIdx.x; i < end_row * (kDv / kWidth); i += kThreads) {
+    const int row = i / (kDv / kWidth), x = i % (kDv / kWidth) * kWidth;
+    const RowResult result = result_of_warps(smem.partial_results, row, x);
+    const int owner = x / kOwnColumns, its_x = x % kOwnColumns;
+    store_to_block(smem.received.o[split][row] + its_x, result.o.at, owner);
+    if (its_x == 0) {
+      store_to_block(smem.received.row_max[split] + row, {result.row_max}, owner);
+      store_to_block(smem.received.row_sum[split] + row, {result.row_sum}, owner);
+    }
   }
-  PartialResult& partial = smem.partial_results[kKeyWarps - 1];
-  if (warp_index == 0) store_partial(partial, warp, 0);
-  cluster_sync();  // every block's partial result is there
+  cluster_sync();  // every block has what it writes
   const auto recompute = [&](int row) {
     const int packed_row = first_row + row, position = packed_row / group, its_head = packed_row % group;
     recompute_row(args, batch, head + its_head, position, [&](int x, float value) {
       o[packed_offset(packed_row, group, args.o_stride_row, args.o_stride_head) + x] = __float2bfloat16_rn(value);
     });
   };
-  write_merged(
-      partial, split, o, args.o_stride_row, args.o_stride_head, group, lse, first_row, num_rows, args.seqlen_q,
+  write_received(
+      smem.received, split, o, args.o_stride_row, args.o_stride_head, group, lse, first_row, num_rows, args.seqlen_q,
       recompute);
-  cluster_sync();  // a block's shared memory goes with it
 }
 
 #ifndef __CUDACC_RTC__
@@ -845,4 +883,4 @@ extern "C" int attention_bf16_d128_paged128(const AttentionArgs* args, cudaStrea
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 1, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 1, "seqlen_k": 131072, "head_dim": 128, "head_dim_v": 128, "causal": false, "precision": "auto", "page_size": 128}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": true, "br": 16, "rows_per_warp": 16, "key_warps": 4, "splits": 8, "workspace_splits": 1, "merge": "by_halves", "bc": 32, "layout": "swizzled", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 3, "far_keys": "walked", "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 1, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_paged128", "launches": [{"threads": 128, "smem_bytes": 200704, "rows_per_block": 16, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 8, "heads_per_cluster": 1, "role": "kernel"}], "digest": "9ead9da790c5daaf", "figures": [1927, 1097]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 1, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 1, "seqlen_k": 131072, "head_dim": 128, "head_dim_v": 128, "causal": false, "precision": "auto", "page_size": 128}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": true, "br": 16, "rows_per_warp": 16, "key_warps": 4, "splits": 8, "workspace_splits": 1, "merge": "at_once", "bc": 32, "layout": "swizzled", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 3, "far_keys": "walked", "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 1, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_paged128", "launches": [{"threads": 128, "smem_bytes": 209920, "rows_per_block": 16, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 8, "heads_per_cluster": 1, "role": "kernel"}], "digest": "d3cd5bb3344b2fbf", "figures": [2034, 1117]}

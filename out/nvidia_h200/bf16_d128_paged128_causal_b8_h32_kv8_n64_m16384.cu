@@ -23,10 +23,9 @@
 //   section = 1                heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
 //   pack_heads = true          query heads that share keys fill one tile's rows together
-//   cluster = 2                blocks that share each copy of K and V
 //
 // Measured on NVIDIA H200, batch 8, 32 query and 8 key/value heads, 64 query and 16384 key rows, pages of
-// 128, with a causal mask: 212.9 us (median), spread 2.4 %, 644.2 TFLOP/s, 168 registers per thread,
+// 128, with a causal mask: 208.2 us (median), spread 0.7 %, 658.8 TFLOP/s, 168 registers per thread,
 // occupancy 19 %. Largest error per head against float64: 1.8e-03. Built by nvcc 13.0.88, driver 580.159.04
 // (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
@@ -42,7 +41,7 @@
 //         --seqlen-q 64 --seqlen-k 16384 --family wgmma --set br=128 --set bc=128 --set persistent=false \
 //         --set q_stages=1 --set k_stages=3 --set v_stages=3 --set schedule=overlapped \
 //         --set q_in_registers=true --set order_of_groups=free --set rescale=lazy --set poly_exp=0 \
-//         --set section=1 --set min_blocks=1 --set pack_heads=true --set cluster=2
+//         --set section=1 --set min_blocks=1 --set pack_heads=true
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -95,16 +94,11 @@ constexpr int kBc = 128;  // keys per tile
 constexpr int kConsumers = 2;  // warpgroups that compute, beside the producer
 constexpr int kWarpgroup = 128;  // threads of a warpgroup
 constexpr int kThreads = 384;
-constexpr int kCluster = 2;  // blocks that walk the same keys, each with one of as many neighbouring tiles
-constexpr int kClusterRows = kCluster * kBr;  // query rows of all of them
-constexpr int kShare = kBc / kCluster;  // keys of a tile that each of them copies to all
-constexpr unsigned short kEveryBlock = (1 << kCluster) - 1;  // of a cluster, a bit each
-static_assert(kShare % 8 == 0, "shares are of whole groups of eight rows, within which rows are swizzled");
 // Rows of maps end here, where those of a sequence do; as many steps of so many bytes come round to the same address.
 constexpr int kRowsEnd = 1 << 30;
 constexpr long long kWayRound = 1LL << 34;
-constexpr int kPiece = 64;  // keys that are copied together: of one page, and of one tile
-constexpr int kPieces = kShare / kPiece;  // of a share of a tile, each copied by a lane of the producer's warp
+constexpr int kPiece = 128;  // keys that are copied together: of one page, and of one tile
+constexpr int kPieces = kBc / kPiece;  // of a tile, each copied by a lane of the producer's warp
 static_assert(kPieces <= 32 && kPiece % 8 == 0, "pieces are of whole groups of eight rows, swizzled alike");
 constexpr int kKStages = 3, kVStages = 3;  // tiles of K and of V in shared memory
 
@@ -136,8 +130,7 @@ struct SharedStorage {
   alignas(1024) QChunk q[1][kConsumers][kDChunks];
   alignas(1024) KChunk k[kKStages][kDChunks];
   alignas(1024) VChunk v[kVStages][kDvChunks];
-  // A stage is full once its bytes have arrived, and empty once every consumer has done with it, of all blocks of the
-  // cluster, which copy to each other.
+  // A stage is full once its bytes have arrived, and empty once every consumer has done with it.
   Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
 };
 static_assert(sizeof(SharedStorage) == 230400, "the size that pruning counted on");
@@ -202,6 +195,10 @@ __device__ __forceinline__ void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
 }
 
+__device__ __forceinline__ void barrier_arrive(Barrier* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(shared_address(barrier)) : "memory");
+}
+
 // Arrives, and announces bytes that copies will bring in this phase.
 __device__ __forceinline__ void barrier_expect(Barrier* barrier, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
@@ -256,40 +253,16 @@ __device__ __forceinline__ void copy_async(void* shared, const void* global, boo
   }
 }
 
-// Brings the box of rows from (x, kRowsEnd - row before `end`, head) on, where they end, zeros for what is not there,
-// to the same place in each of the cluster's `blocks`, a bit each, whose barrier of that place counts the bytes.
-__device__ __forceinline__ void tma_multicast_until(
-    void* shared, const CUtensorMap* map, Barrier* barrier, unsigned short blocks, int x, int row, int head, int end) {
+// Brings the box of rows from (x, kRowsEnd - row before `end`, head) on, where they end, to shared memory, zeros for
+// what is not there; counts its bytes towards `barrier`.
+__device__ __forceinline__ void tma_load_until(
+    void* shared, const CUtensorMap* map, Barrier* barrier, int x, int row, int head, int end) {
   asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-      " [%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;"
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];"
       :
-      : "r"(shared_address(shared)), "l"(map), "r"(shared_address(barrier)), "h"(blocks), "r"(x), "r"(row), "r"(head),
-        "r"(end), "r"(kRowsEnd)
-      : "memory");
-}
-
-// Arrives at the barrier of a block of the cluster that is where this block's `barrier` is. It publishes no writes to
-// that block: what it gives up has been read, and a release to the whole cluster would be a fence of all memory.
-__device__ __forceinline__ void barrier_arrive_at(Barrier* barrier, unsigned block) {
-  asm volatile(
-      "{\n"
-      ".reg .b32 there;\n"
-      "mapa.shared::cluster.u32 there, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
-      "}"
-      :
-      : "r"(shared_address(barrier)), "r"(block)
-      : "memory");
-}
-
-// Waits until all threads of the cluster have come, but for those that have ended.
-__device__ __forceinline__ void cluster_sync() {
-  asm volatile(
-      "barrier.cluster.arrive.release;\n"
-      "barrier.cluster.wait.acquire;"
-      :
-      :
+      : "r"(shared_address(shared)), "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(row), "r"(head), "r"(end),
+        "r"(kRowsEnd)
       : "memory");
 }
 
@@ -442,20 +415,19 @@ struct PipelineState {
   }
 };
 
-// The work of one block at a time: kBr of the kClusterRows query rows that its cluster takes of one head, and the keys
-// that some of these see.
+// The work of one block at a time: kBr query rows of the heads that share one of keys, and the keys that they see.
 struct Tile {
   int first_row, head, batch;  // the first of those packed
-  int last_tile;  // of keys: some row of the cluster sees those of [first_tile, last_tile)
+  int last_tile;  // of keys: some row sees those of [first_tile, last_tile)
   static constexpr int first_tile = 0;
 
   __device__ __forceinline__ Tile(const AttentionArgs& args, int q_tile, int kv_head, int batch)
       : head(kv_head * (args.num_q_heads / args.num_kv_heads)), batch(batch) {
-    first_row = q_tile * kClusterRows + blockIdx.x % kCluster * kBr;
+    first_row = q_tile * kBr;
     // The query heads that share a head of keys fill the rows of tiles together.
     const int group = args.num_q_heads / args.num_kv_heads, num_rows = args.seqlen_q * group;
     int end_key = args.seqlen_k;
-    const int last_position = ((q_tile + 1) * kClusterRows - 1) / group;
+    const int last_position = (first_row + kBr - 1) / group;
     if (kCausal) end_key = max(0, min(end_key, last_position + args.seqlen_k - args.seqlen_q + 1));
     last_tile = (end_key + kBc - 1) / kBc;
   }
@@ -470,11 +442,11 @@ __device__ __forceinline__ void work_on_tile(
   work(args, Tile(args, q_tile, head, batch));
 }
 
-// The one tile of a cluster.
+// The one tile of a block.
 template <typename Work>
 __device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const Work& work) {
-  const int q_tiles = (args.seqlen_q * (args.num_q_heads / args.num_kv_heads) + kClusterRows - 1) / kClusterRows,
-            index = blockIdx.x / kCluster;
+  const int q_tiles = (args.seqlen_q * (args.num_q_heads / args.num_kv_heads) + kBr - 1) / kBr,
+            index = blockIdx.x;
   const int heads = args.num_kv_heads;
   const int nth = index % q_tiles, head_index = index / q_tiles;
   work_on_tile(args, work, kLaterRowsSeeMore ? q_tiles - 1 - nth : nth, head_index % heads, head_index / heads);
@@ -780,7 +752,7 @@ struct KeySource {
         kv_head(tile.head / (args.num_q_heads / args.num_kv_heads)),
         k_heads(heads_of_page(args, args.k_stride_page, args.k_stride_head)),
         v_heads(heads_of_page(args, args.v_stride_page, args.v_stride_head)),
-        own(blockIdx.x % kCluster * kShare + threadIdx.x % 32 * kPiece) {}
+        own(threadIdx.x % 32 * kPiece) {}
 
   // The page of a lane's piece of a tile. What the sequence has not may be in any: zeros will come of it.
   __device__ __forceinline__ int find_page(int first_key) const {
@@ -799,8 +771,8 @@ __device__ __forceinline__ void load_keys(
   const int end = min(max(source.rows.last_key + 1 - (key - row), 0), kPageSize);  // of the page's rows
 #pragma unroll 1
   for (int i = 0; i < kDChunks; ++i) {
-    tma_multicast_until(k[i] + source.own * kChunk, &maps.k, full, kEveryBlock, i * kChunk,
-                        kRowsEnd - end + row, page * source.k_heads + source.kv_head, end);
+    tma_load_until(k[i] + source.own * kChunk, &maps.k, full, i * kChunk,
+                   kRowsEnd - end + row, page * source.k_heads + source.kv_head, end);
   }
 }
 
@@ -813,8 +785,8 @@ __device__ __forceinline__ void load_values(
   const int end = min(max(source.rows.last_key + 1 - (key - row), 0), kPageSize);  // of the page's rows
 #pragma unroll 1
   for (int i = 0; i < kDvChunks; ++i) {
-    tma_multicast_until(v[i] + source.own * kChunk, &maps.v, full, kEveryBlock, i * kChunk,
-                        kRowsEnd - end + row, page * source.v_heads + source.kv_head, end);
+    tma_load_until(v[i] + source.own * kChunk, &maps.v, full, i * kChunk,
+                   kRowsEnd - end + row, page * source.v_heads + source.kv_head, end);
   }
 }
 
@@ -855,8 +827,7 @@ __device__ __forceinline__ void consume_tile(
     const AttentionArgs& args, SharedStorage& smem, const Tile& tile, int consumer,
     PipelineState<kKStages>& k_pipe, PipelineState<kVStages>& v_pipe) {
   const int warp = threadIdx.x % kWarpgroup / 32, lane = threadIdx.x % 32;
-  const unsigned thread = threadIdx.x % kWarpgroup;
-  const bool leader = thread == 0;
+  const bool leader = threadIdx.x % kWarpgroup == 0;
   const int first_row = tile.first_row + 64 * consumer;
   const int row = first_row + 16 * warp + lane / 4;  // and row + 8
   // The query heads that share a head of keys fill the rows of tiles together.
@@ -889,14 +860,14 @@ __device__ __forceinline__ void consume_tile(
   const unsigned long long k_desc = descriptor(smem.k), v_desc = descriptor(smem.v, sizeof(VChunk));
   constexpr int kNextK = sizeof(smem.k[0]) >> 4, kNextV = sizeof(smem.v[0]) >> 4;  // as descriptors count
   for (int n = tile.last_tile; n > last_tile; --n) {
-    // Keys that only other consumers see, here or in the neighbouring block.
+    // Keys that only other consumers see.
     barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
     named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);  // no warp may fall behind by a phase
-    if (thread < kCluster) barrier_arrive_at(&smem.k_empty[k_pipe.stage], thread);
+    if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
     k_pipe.advance();
     barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
     named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
-    if (thread < kCluster) barrier_arrive_at(&smem.v_empty[v_pipe.stage], thread);
+    if (leader) barrier_arrive(&smem.v_empty[v_pipe.stage]);
     v_pipe.advance();
   }
   int n = last_tile - 1;
@@ -907,7 +878,7 @@ __device__ __forceinline__ void consume_tile(
     start_qk(s, q_operands, k_desc + k_pipe.stage * kNextK);
     wgmma_wait<0>();
     hold(s);
-    if (thread < kCluster) barrier_arrive_at(&smem.k_empty[k_pipe.stage], thread);
+    if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
     k_pipe.advance();
     if (n >= first_partial) mask(s, row, group, n * kBc, args.seqlen_q, args.seqlen_k);
     raise_maximum(s, softmax, rescale, scale);
@@ -924,7 +895,7 @@ __device__ __forceinline__ void consume_tile(
       v_pipe.advance();
       wgmma_wait<1>();
       hold(s);
-      if (thread < kCluster) barrier_arrive_at(&smem.k_empty[k_pipe.stage], thread);
+      if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
       k_pipe.advance();
       if (n >= first_partial) mask(s, row, group, n * kBc, args.seqlen_q, args.seqlen_k);
       const bool grown = raise_maximum(s, softmax, rescale, scale);
@@ -934,7 +905,7 @@ __device__ __forceinline__ void consume_tile(
       if (n > first_tile && positive) barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
       wgmma_wait<0>();
       hold(o);
-      if (thread < kCluster) barrier_arrive_at(&smem.v_empty[v_stage], thread);
+      if (leader) barrier_arrive(&smem.v_empty[v_stage]);
       pack_weights(s, p);
       if (grown) rescale_output(o, rescale);
     }
@@ -942,7 +913,7 @@ __device__ __forceinline__ void consume_tile(
     start_pv(o, p, v_desc + v_pipe.stage * kNextV);
     wgmma_wait<0>();
     hold(o);
-    if (thread < kCluster) barrier_arrive_at(&smem.v_empty[v_pipe.stage], thread);
+    if (leader) barrier_arrive(&smem.v_empty[v_pipe.stage]);
     v_pipe.advance();
   }
 
@@ -974,7 +945,7 @@ __device__ __forceinline__ void consume_tile(
   write_outputs(args, staged, tile, first_row, group, num_rows);
 }
 
-extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_bf16_d128_paged128_kernel(AttentionArgs args, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
@@ -983,15 +954,15 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
   if (threadIdx.x == 0) {
     for (int i = 0; i < kKStages; ++i) {
       barrier_init(&smem.k_full[i], 1);
-      barrier_init(&smem.k_empty[i], kCluster * kConsumers);
+      barrier_init(&smem.k_empty[i], kConsumers);
     }
     for (int i = 0; i < kVStages; ++i) {
       barrier_init(&smem.v_full[i], 1);
-      barrier_init(&smem.v_empty[i], kCluster * kConsumers);
+      barrier_init(&smem.v_empty[i], kConsumers);
     }
     fence_barrier_init();
   }
-  cluster_sync();
+  __syncthreads();
 
   PipelineState<kKStages> k_pipe;
   PipelineState<kVStages> v_pipe;
@@ -1012,8 +983,6 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
     for_each_tile(args, [&](const AttentionArgs& args, const Tile& tile) {
       consume_tile(args, smem, tile, consumer, k_pipe, v_pipe);
     });
-    // Barriers are there until their block ends: not before the neighbour has arrived at them for the last time.
-    cluster_sync();
   }
 }
 
@@ -1092,8 +1061,7 @@ extern "C" int attention_bf16_d128_paged128(const AttentionArgs* args, cudaStrea
   const long long batch = args->batch, num_q_heads = args->num_q_heads;
   const long long num_kv_heads = args->num_kv_heads, seqlen_q = args->seqlen_q;
   if (seqlen_q * (num_q_heads / num_kv_heads) > 0x7fffffffLL - kBr) return cudaErrorInvalidValue;
-  const long long blocks = (seqlen_q * (num_q_heads / num_kv_heads) + kClusterRows - 1) / kClusterRows * kCluster *
-      num_kv_heads * batch;
+  const long long blocks = (seqlen_q * (num_q_heads / num_kv_heads) + kBr - 1) / kBr * num_kv_heads * batch;
   if (blocks == 0) return cudaSuccess;
   if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
   const bool any_keys = args->seqlen_k > 0;  // without, their arrays may be null
@@ -1103,7 +1071,7 @@ extern "C" int attention_bf16_d128_paged128(const AttentionArgs* args, cudaStrea
   if (k_heads < 0) return cudaErrorInvalidValue;
   const cudaError_t k_status = encode_clipped_map(
       &maps.k, any_keys ? args->k : args->q, kD, any_keys ? kPageSize : 0, k_heads,
-      args->k_stride_row, k_apart, 64, 64,
+      args->k_stride_row, k_apart, 64, 128,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (k_status != cudaSuccess) return k_status;
   const long long v_apart = args->num_kv_heads > 1 ? args->v_stride_head : args->v_stride_page;
@@ -1111,7 +1079,7 @@ extern "C" int attention_bf16_d128_paged128(const AttentionArgs* args, cudaStrea
   if (v_heads < 0) return cudaErrorInvalidValue;
   const cudaError_t v_status = encode_clipped_map(
       &maps.v, any_keys ? args->v : args->q, kDv, any_keys ? kPageSize : 0, v_heads,
-      args->v_stride_row, v_apart, 64, 64,
+      args->v_stride_row, v_apart, 64, 128,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (v_status != cudaSuccess) return v_status;
   constexpr size_t smem_bytes = sizeof(SharedStorage);
@@ -1123,4 +1091,4 @@ extern "C" int attention_bf16_d128_paged128(const AttentionArgs* args, cudaStrea
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 8, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 64, "seqlen_k": 16384, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto", "page_size": 128}, "family": "wgmma", "variant": {"pack_heads": true, "br": 128, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 128, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 3, "v_stages": 3, "summed_columns": 0, "schedule": "overlapped", "q_in_registers": true, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 2, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_paged128", "launches": [{"threads": 384, "smem_bytes": 230400, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 2, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "a0455ce7036bed4f", "figures": [1831, 1153]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 8, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 64, "seqlen_k": 16384, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto", "page_size": 128}, "family": "wgmma", "variant": {"pack_heads": true, "br": 128, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 128, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 3, "v_stages": 3, "summed_columns": 0, "schedule": "overlapped", "q_in_registers": true, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_paged128", "launches": [{"threads": 384, "smem_bytes": 230400, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "2ce97f141e5081bc", "figures": [1760, 1137]}

@@ -7,24 +7,24 @@
 // Masks and scores: score score + table[h, q - k]. Their numbers and arrays are run-time arguments, too.
 //
 // Family wgmma:
-//   br = 64                    query rows per tile, 64 for each warpgroup that computes
-//   bc = 64                    keys per tile
+//   br = 192                   query rows per tile, 64 for each warpgroup that computes
+//   bc = 80                    keys per tile
 //   persistent = false         blocks stay for several tiles
 //   q_stages = 1               Q tiles in shared memory: 2 bring the next one early
-//   k_stages = 3               K tiles in shared memory
-//   v_stages = 3               V tiles in shared memory
+//   k_stages = 2               K tiles in shared memory
+//   v_stages = 2               V tiles in shared memory
 //   schedule = chained         the next scores: before these outputs, or behind them
-//   q_in_registers = true      keep Q in registers, which relieves shared memory
-//   order_of_groups = free     what warpgroups do in turns: nothing, products, exponentials
+//   q_in_registers = false     keep Q in registers, which relieves shared memory
+//   order_of_groups = products what warpgroups do in turns: nothing, products, exponentials
 //   rescale = lazy             when outputs follow the running maximum: once it grew, or always
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
 //   section = 8                heads whose tiles start together by length, 0 all of them
-//   min_blocks = 2             blocks per SM
+//   min_blocks = 1             blocks per SM
 //
 // Tuned with score score + table[h, q - k].
 //
 // Measured on NVIDIA H200, batch 2, 16 heads, 8192 rows, with a causal mask, score score + table[h, q - k]:
-// 1.247 ms (median), spread 1.6 %, 440.8 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per
+// 870.9 us (median), spread 0.1 %, 631.3 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per
 // head against float64: 3.0e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen
 // 0.2.0, seed 0.
 //
@@ -37,9 +37,10 @@
 //
 //     flashgen emit bf16_d128_score80cadc_causal_b2_n8192.cu \
 //         --device h200 --dtype bf16 --d 128 --causal --score 'score + table[h, q - k]' --batch 2 \
-//         --seqlen 8192 --family wgmma --set br=64 --set bc=64 --set persistent=false --set q_stages=1 \
-//         --set k_stages=3 --set v_stages=3 --set schedule=chained --set q_in_registers=true \
-//         --set order_of_groups=free --set rescale=lazy --set poly_exp=0 --set section=8 --set min_blocks=2
+//         --seqlen 8192 --family wgmma --set br=192 --set bc=80 --set persistent=false --set q_stages=1 \
+//         --set k_stages=2 --set v_stages=2 --set schedule=chained --set q_in_registers=false \
+//         --set order_of_groups=products --set rescale=lazy --set poly_exp=0 --set section=8 \
+//         --set min_blocks=1
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -82,12 +83,12 @@ constexpr int kD = 128;  // head dim of queries and keys
 constexpr int kDv = 128;  // head dim of values and outputs
 constexpr int kVec = 8;  // elements that strides must be multiples of, for the copy engine
 
-constexpr int kBr = 64;  // query rows per tile: 64 for each consumer
-constexpr int kBc = 64;  // keys per tile
-constexpr int kConsumers = 1;  // warpgroups that compute, beside the producer
+constexpr int kBr = 192;  // query rows per tile: 64 for each consumer
+constexpr int kBc = 80;  // keys per tile
+constexpr int kConsumers = 3;  // warpgroups that compute, beside the producer
 constexpr int kWarpgroup = 128;  // threads of a warpgroup
-constexpr int kThreads = 256;
-constexpr int kKStages = 3, kVStages = 3;  // tiles of K and of V in shared memory
+constexpr int kThreads = 512;
+constexpr int kKStages = 2, kVStages = 2;  // tiles of K and of V in shared memory
 constexpr int kQStages = 1;  // Q tiles in shared memory
 
 // A tile in shared memory is made of chunks of 64 columns, whose rows of 128 bytes are swizzled.
@@ -100,6 +101,7 @@ constexpr int kValueTiles = kDv / 8;  // columns of eight in a thread's outputs
 
 // Named barriers of the block, by consumer.
 constexpr int kConsumerBarrier = 1;  // its own
+constexpr int kOrderBarrier = 1 + kConsumers;  // tells it that the one before it has done
 
 constexpr unsigned kQBytes = 64 * kDChunks * kChunk * sizeof(Element);  // of one consumer
 constexpr unsigned kKBytes = kBc * kDChunks * kChunk * sizeof(Element);
@@ -123,7 +125,7 @@ struct SharedStorage {
   Barrier q_full[kQStages][kConsumers], q_empty[kQStages];
   Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
 };
-static_assert(sizeof(SharedStorage) == 115712, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 132096, "the size that pruning counted on");
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
@@ -171,6 +173,11 @@ __device__ __forceinline__ void barrier_wait(Barrier* barrier, unsigned parity) 
 // Waits until `threads` threads have come to barrier `id` of the block, this one's warp among them.
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
+// Comes to barrier `id` and goes on.
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
 // Shows ordinary writes to shared memory to the copy engine and the tensor cores.
@@ -236,13 +243,6 @@ __device__ __forceinline__ bool elect_one() {
   return elected != 0;
 }
 
-__device__ __forceinline__ void ldmatrix_x4(unsigned* m, const void* row) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-               : "r"(address));
-}
-
 __device__ __forceinline__ void stmatrix_x4(void* row, const unsigned* m) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                :
@@ -273,24 +273,26 @@ __device__ __forceinline__ void hold(float (&registers)[n]) {
   for (int i = 0; i < n; ++i) asm volatile("" : "+f"(registers[i]) : : "memory");
 }
 
-// D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. q k^T reads k from shared memory,
+// D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. q k^T reads both factors from shared memory,
 // p v has p in registers and v by rows of n.
-__device__ __forceinline__ void wgmma_m64n64k16_bf16_rs(
-    float (&d)[32], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
+__device__ __forceinline__ void wgmma_m64n80k16_bf16_ss(
+    float (&d)[40], unsigned long long a, unsigned long long b, bool accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      "setp.ne.b32 p, %37, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "setp.ne.b32 p, %42, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "{%32, %33, %34, %35}, %36, p, 1, 1, 0;\n"
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39}, "
+      "%40, %41, p, 1, 1, 0, 0;\n"
       "}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
+      : "l"(a), "l"(b), "r"(int(accumulate)));
 }
 
 __device__ __forceinline__ void wgmma_m64n128k16_bf16_rs_trans(
@@ -570,12 +572,12 @@ __device__ __forceinline__ void rescale_output(float (&o)[kDv / 2], const float 
 
 // Starts s = q k^T for a consumer's rows and one tile of keys, not scaled.
 __device__ __forceinline__ void start_qk(
-    float (&s)[kBc / 2], const unsigned (&q)[kDSteps][4], unsigned long long k) {
+    float (&s)[kBc / 2], unsigned long long q, unsigned long long k) {
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kDSteps; ++step) {
     const unsigned long long k_step = step_of_columns<KChunk>(k, step);
-    wgmma_m64n64k16_bf16_rs(s, q[step], k_step, step > 0);
+    wgmma_m64n80k16_bf16_ss(s, step_of_columns<QChunk>(q, step), k_step, step > 0);
   }
   wgmma_commit();
 }
@@ -591,18 +593,21 @@ __device__ __forceinline__ void start_pv(float (&o)[kDv / 2], const unsigned (&p
   wgmma_commit();
 }
 
-// A warp's sixteen rows of Q, as operands of sixteen columns each. Maxima are taken of raw scores: a negative scale
-// turns Q's sign instead.
-__device__ __forceinline__ void hold_q(unsigned (&q)[kDSteps][4], const QChunk* staged, int warp, bool negative) {
-  const int lane = threadIdx.x % 32;
-  const int row = warp * 16 + lane % 16;
-#pragma unroll
-  for (int step = 0; step < kDSteps; ++step) {
-    const int piece = (step % 4 * 2 + lane / 16) ^ row % 8;
-    ldmatrix_x4(q[step], staged[step / 4] + row * kChunk + piece * 8);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) q[step][i] ^= negative ? 0x80008000u : 0u;
-  }
+// Turns the sign of a consumer's Q: maxima are taken of raw scores, which a negative scale would turn round.
+__device__ __forceinline__ void negate_q(QChunk* q, int consumer) {
+  unsigned* pairs = reinterpret_cast<unsigned*>(q);
+  for (int i = threadIdx.x % kWarpgroup; i < kDChunks * 64 * kChunk / 2; i += kWarpgroup) pairs[i] ^= 0x80008000u;
+  fence_proxy_async();
+  named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
+}
+
+// An ordered barrier: consumers compute products one after the other, so that one's softmax runs beside
+// another's products.
+__device__ __forceinline__ void order_wait(int consumer) {
+  named_barrier_sync(kOrderBarrier + consumer, 2 * kWarpgroup);
+}
+__device__ __forceinline__ void order_arrive(int consumer) {
+  named_barrier_arrive(kOrderBarrier + (consumer + 1) % kConsumers, 2 * kWarpgroup);
 }
 
 // Where the log-sum-exps of a tile's head start.
@@ -828,12 +833,14 @@ __device__ __forceinline__ void consume_tile(
 
   QChunk* q = smem.q[q_pipe.stage][consumer];
   barrier_wait(&smem.q_full[q_pipe.stage][consumer], q_pipe.phase);
-  unsigned q_operands[kDSteps][4];
-  hold_q(q_operands, q, warp, args.scale < 0.0f);
+  if (args.scale < 0.0f) negate_q(q, consumer);
+  const unsigned long long q_desc = descriptor(q);
   const unsigned long long k_desc = descriptor(smem.k), v_desc = descriptor(smem.v, sizeof(VChunk));
   constexpr int kNextK = sizeof(smem.k[0]) >> 4, kNextV = sizeof(smem.v[0]) >> 4;  // as descriptors count
   for (int n = tile.last_tile; n > last_tile; --n) {
     // Keys that only other consumers see.
+    order_wait(consumer);
+    order_arrive(consumer);
     barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
     named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);  // no warp may fall behind by a phase
     if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
@@ -848,7 +855,9 @@ __device__ __forceinline__ void consume_tile(
     float s[kBc / 2], rescale[2];
     unsigned p[kKeySteps][4];
     barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
-    start_qk(s, q_operands, k_desc + k_pipe.stage * kNextK);
+    order_wait(consumer);
+    start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
+    order_arrive(consumer);
     wgmma_wait<0>();
     hold(s);
     if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
@@ -866,9 +875,11 @@ __device__ __forceinline__ void consume_tile(
     for (--n; n >= first_tile; --n) {
       // The next scores follow these outputs through the tensor cores without a gap.
       barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
+      order_wait(consumer);
       start_pv(o, p, v_desc + v_pipe.stage * kNextV);
       barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
-      start_qk(s, q_operands, k_desc + k_pipe.stage * kNextK);
+      start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
+      order_arrive(consumer);
       wgmma_wait<1>();
       hold(o);
       if (leader) barrier_arrive(&smem.v_empty[v_pipe.stage]);
@@ -930,7 +941,7 @@ __device__ __forceinline__ void consume_tile(
   q_pipe.advance();
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 2)
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_bf16_d128_score80cadc_kernel(const AttentionArgs args, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
@@ -967,8 +978,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       });
     }
   } else {
-    take_registers<232>();
+    take_registers<160>();
     const int consumer = warp / 4 - 1;
+    if (consumer == kConsumers - 1) order_arrive(consumer);
     for_each_tile(args, [&](const Tile& tile) {
       consume_tile(args, maps, smem, tile, consumer, q_pipe, k_pipe, v_pipe);
     });
@@ -1035,12 +1047,12 @@ extern "C" int attention_bf16_d128_score80cadc(const AttentionArgs* args, cudaSt
   if (q_status != cudaSuccess) return q_status;
   const cudaError_t k_status = encode_map(
       &maps.k, any_keys ? args->k : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 64, 64,
+      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 64, 80,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (k_status != cudaSuccess) return k_status;
   const cudaError_t v_status = encode_map(
       &maps.v, any_keys ? args->v : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 64,
+      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 80,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (v_status != cudaSuccess) return v_status;
   const cudaError_t o_status = encode_map(
@@ -1057,4 +1069,4 @@ extern "C" int attention_bf16_d128_score80cadc(const AttentionArgs* args, cudaSt
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto", "scoring": {"score": "score + table[h, q - k]"}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 64, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 64, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 3, "v_stages": 3, "summed_columns": 0, "schedule": "chained", "q_in_registers": true, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 8, "min_blocks": 2, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_score80cadc", "launches": [{"threads": 256, "smem_bytes": 115712, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "2189499bf3b5a2f3", "figures": [1518, 1086]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto", "scoring": {"score": "score + table[h, q - k]"}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 192, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 80, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 2, "v_stages": 2, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 8, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_score80cadc", "launches": [{"threads": 512, "smem_bytes": 132096, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 80, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 80, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "d89c031c3f6314d1", "figures": [1518, 1105]}

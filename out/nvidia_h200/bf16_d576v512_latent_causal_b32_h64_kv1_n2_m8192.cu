@@ -7,12 +7,13 @@
 // Values are the first 512 columns of the keys: k is both.
 //
 // Family latent:
-//   splits = 2                 blocks of a cluster that share a tile's keys
+//   splits = 1                 blocks of a cluster that share a tile's keys
 //   boxes = 1                  chunks of 64 columns of keys that are waited for at once
+//   workspace_splits = 2       blocks of no cluster that do so by way of the workspace
 //
 // Measured on NVIDIA H200, batch 32, 64 query and 1 key/value heads, 2 query and 8192 key rows, with a causal
-// mask: 128.8 us (median), spread 1.0 %, 567.0 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest
-// error per head against float64: 2.2e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by
+// mask: 127.6 us (median), spread 0.4 %, 572.3 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest
+// error per head against float64: 2.1e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by
 // flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -24,7 +25,7 @@
 //
 //     flashgen emit bf16_d576v512_latent_causal_b32_h64_kv1_n2_m8192.cu \
 //         --device h200 --dtype bf16 --d 576 --dv 512 --latent --causal --batch 32 --heads 64 --seqlen-q 2 \
-//         --seqlen-k 8192 --family latent --set splits=2 --set boxes=1
+//         --seqlen-k 8192 --family latent --set splits=1 --set boxes=1 --set workspace_splits=2
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -39,13 +40,14 @@ struct AttentionArgs {
   const __nv_bfloat16* k;
   __nv_bfloat16* o;
   float* lse;
+  float* workspace;  // for what launches leave each other
   long long q_stride_batch, q_stride_head, q_stride_row;
   long long k_stride_batch, k_stride_head, k_stride_row;
   long long o_stride_batch, o_stride_head, o_stride_row;
   int batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k;
   float scale;  // multiplies q k^T, usually 1 / sqrt(head_dim)
 };
-static_assert(sizeof(AttentionArgs) == 128, "callers from other languages pack the arguments by hand");
+static_assert(sizeof(AttentionArgs) == 136, "callers from other languages pack the arguments by hand");
 
 // The arrays as the copy engine reads and writes them.
 struct TensorMaps {
@@ -62,7 +64,7 @@ constexpr int kVec = 8;  // elements that strides must be multiples of
 
 constexpr int kBr = 64;  // query rows of a block, those of all heads that share keys
 constexpr int kBc = 64;  // keys per tile
-constexpr int kSplits = 2;  // blocks of a cluster with the same rows, each with a range of keys
+constexpr int kSplits = 2;  // blocks with the same rows, each with a range of keys
 constexpr int kWarpgroup = 128;  // threads of a warpgroup
 constexpr int kConsumerThreads = 2 * kWarpgroup;  // that compute, beside the warpgroup that copies
 constexpr int kThreads = 384;
@@ -83,7 +85,6 @@ constexpr int kConsumersBarrier = 1;  // of both consumers
 constexpr int kWeightsBarrier = 2;  // tells, by consumer, the other one that its weights are there
 
 constexpr unsigned kChunkBytes = kBc * kChunk * sizeof(Element);
-constexpr int kOwnRows = (kBr + kSplits - 1) / kSplits;  // for which a block puts the outputs of all blocks together
 constexpr int kPartialStride = kDv + 8;  // of outputs before their division, as floats
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
@@ -91,7 +92,6 @@ constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 
 using Chunk = Element[64 * kChunk];  // of 64 rows of Q, or keys
 struct SharedStorage {
-  // In the end, Q and keys make room for outputs before their division, kPartialStride apart.
   alignas(1024) Chunk q[kDChunks];
   alignas(1024) Chunk k[2][kDChunks];  // a tile of each consumer
   alignas(1024) Chunk p;  // one consumer's weights, for the other
@@ -99,13 +99,28 @@ struct SharedStorage {
   // that has its outputs has done with them; the rest as soon as the tile's scores are there.
   Barrier full[2][kArrivals], half_empty[2][2], rest_empty[2];
   float row_max[kBr];  // running maxima, as of the last tile that a consumer weighed
-  float row_sum[2][kBr];  // sums of weights by consumer
-  float factors[kSplits * kOwnRows];  // of rows' outputs before their division, by block
-  int untrusted[kOwnRows];  // rows that are to be computed again
 };
-static_assert(kBr * kPartialStride * sizeof(float) <= sizeof(SharedStorage::q) + sizeof(SharedStorage::k),
-              "in the end there is room for outputs");
-static_assert(sizeof(SharedStorage) == 231424, "the size that pruning counted on");
+
+// What some of the keys make of the block's rows: outputs before their division, sums by both consumers, maxima.
+struct PartialResult {
+  alignas(16) float o[kBr * kPartialStride];
+  float row_sum[kBr][2];
+  float row_max[kBr];
+};
+static_assert(sizeof(SharedStorage) == 230400, "the size that pruning counted on");
+
+// PTX by name; a host compiler that emulates a card brings its own.
+#ifdef __CUDACC__
+// Waits until the launches in front of this one, of the same call, have ended and what they wrote can be read.
+__device__ __forceinline__ void wait_for_earlier_launches() {
+  asm volatile("griddepcontrol.wait;" : : : "memory");
+}
+
+// Lets the next launch begin wherever there is room. It waits for the end of this one itself.
+__device__ __forceinline__ void let_next_launch_begin() {
+  asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+}
+#endif
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
@@ -179,36 +194,6 @@ __device__ __forceinline__ void tma_load(
       :
       : "r"(shared_address(shared)), "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(row), "r"(head), "r"(batch)
       : "memory");
-}
-
-// Waits until all threads of the cluster have come, but for those that have ended.
-__device__ __forceinline__ void cluster_sync() {
-  asm volatile(
-      "barrier.cluster.arrive.release;\n"
-      "barrier.cluster.wait.acquire;"
-      :
-      :
-      : "memory");
-}
-
-// Reads n floats (1, 2 or 4) of a block of the cluster, from where `shared` is in this block's shared memory.
-template <int n>
-__device__ __forceinline__ void load_from_block(float (&values)[n], const float* shared, int block) {
-  unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(block));
-  if constexpr (n == 4) {
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(values[0]), "=f"(values[1]), "=f"(values[2]), "=f"(values[3])
-                 : "r"(address)
-                 : "memory");
-  } else if constexpr (n == 2) {
-    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
-                 : "=f"(values[0]), "=f"(values[1])
-                 : "r"(address)
-                 : "memory");
-  } else {
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(values[0]) : "r"(address) : "memory");
-  }
 }
 
 // Changes how many registers a thread of this warpgroup has, whose four warps all call it.
@@ -775,102 +760,49 @@ __device__ __forceinline__ void walk_of_second(
   }
 }
 
-// Where a packed row of outputs begins.
-__device__ __forceinline__ Element* output_row(const AttentionArgs& args, const Tile& tile, int packed_row) {
-  return args.o + tile.batch * args.o_stride_batch + (tile.head + packed_row % tile.group) * args.o_stride_head +
-         packed_row / tile.group * args.o_stride_row;
+static_assert(sizeof(PartialResult) == 4 * 33472, "the size that the workspace is counted by");
+
+// Neighbouring columns, moved by one access.
+template <int N>
+struct alignas(4 * N) Columns {
+  float at[N];
+};
+
+// Where a block leaves what its keys make of its rows. Those of the blocks that share a tile's keys are neighbours.
+__device__ __forceinline__ PartialResult& result_of(const AttentionArgs& args, int block) {
+  return reinterpret_cast<PartialResult*>(args.workspace)[block];
 }
 
-// Divides what both consumers made by the rows' sums and writes it, each block of the cluster for a share of
-// the rows, which it takes from all blocks in their order.
-__device__ __forceinline__ void put_together(
-    const AttentionArgs& args, SharedStorage& smem, const Tile& tile, const SoftmaxState& softmax,
-    const float (&o)[kHalf / 2], int split) {
+// Leaves what the block's keys make of its rows: each consumer its sums, and its half of the columns of outputs.
+__device__ __forceinline__ void leave(
+    const AttentionArgs& args, const Tile& tile, const SoftmaxState& softmax, const float (&o)[kHalf / 2]) {
   const int thread = int(threadIdx.x) - kWarpgroup, consumer = thread / kWarpgroup, lane = thread % 32;
-  const int own_row = thread % kWarpgroup / 32 * 16 + lane / 4;
-  float* const partial = reinterpret_cast<float*>(smem.q);
-  named_barrier_sync(kConsumersBarrier, kConsumerThreads);  // no product reads Q or keys any more
+  const int own_row = thread % kWarpgroup / 32 * 16 + lane / 4, num_rows = tile.num_rows - tile.first_row;
+  PartialResult& partial = result_of(args, int(blockIdx.x));
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     float row_sum = softmax.sum[h];
     row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
     row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
-    if (lane % 4 == 0) smem.row_sum[consumer][own_row + 8 * h] = row_sum;
-    float* const target = partial + (own_row + 8 * h) * kPartialStride + consumer * kHalf + lane % 4 * 2;
+    const int row = own_row + 8 * h;
+    if (row >= num_rows) continue;
+    if (lane % 4 == 0) {
+      partial.row_sum[row][consumer] = row_sum;
+      if (consumer == 0) partial.row_max[row] = softmax.max[h];  // which is the other one's, too
+    }
+    float* const target = partial.o + row * kPartialStride + consumer * kHalf + lane % 4 * 2;
 #pragma unroll
     for (int t = 0; t < kHalf / 8; ++t) {
       *reinterpret_cast<float2*>(target + t * 8) = make_float2(o[4 * t + 2 * h], o[4 * t + 2 * h + 1]);
     }
   }
-  cluster_sync();
-
-  const int first_own = min(split * kOwnRows, kBr), num_own = min(kOwnRows, kBr - first_own);
-  if (thread < num_own) {
-    const int row = first_own + thread, packed_row = tile.first_row + row;
-    float maxima[kSplits], row_max = -kInfinity, row_sum = 0.0f;
-#pragma unroll
-    for (int block = 0; block < kSplits; ++block) {
-      float loaded[1];
-      load_from_block(loaded, &smem.row_max[row], block);
-      maxima[block] = loaded[0];
-      row_max = fmaxf(row_max, maxima[block]);
-    }
-    const float base = row_max == -kInfinity ? 0.0f : row_max;
-#pragma unroll
-    for (int block = 0; block < kSplits; ++block) {
-      float first[1], second[1];
-      load_from_block(first, &smem.row_sum[0][row], block);
-      load_from_block(second, &smem.row_sum[1][row], block);
-      maxima[block] = exp2f(maxima[block] - base);  // what the block's outputs count
-      row_sum = fmaf(maxima[block], first[0] + second[0], row_sum);
-    }
-    const bool inside = packed_row < tile.num_rows, keeps = trusted(row_max, row_sum);
-    const float inverse = keeps ? 1.0f / row_sum : 0.0f;
-#pragma unroll
-    for (int block = 0; block < kSplits; ++block) smem.factors[block * kOwnRows + thread] = maxima[block] * inverse;
-    smem.untrusted[thread] = inside && !keeps;
-    if (inside && args.lse != nullptr) {
-      const long long head = 1LL * tile.batch * args.num_q_heads + tile.head + packed_row % tile.group;
-      args.lse[head * args.seqlen_q + packed_row / tile.group] = (row_max + log2f(row_sum)) * kLn2;
-    }
-  }
-  named_barrier_sync(kConsumersBarrier, kConsumerThreads);
-
-  constexpr int kPieces = kDv / 4;  // of a row
-#pragma unroll 2
-  for (int i = thread; i < num_own * kPieces; i += kConsumerThreads) {
-    const int row = i / kPieces, x = i % kPieces * 4, packed_row = tile.first_row + first_own + row;
-    if (packed_row >= tile.num_rows) break;
-    const float* const source = partial + (first_own + row) * kPartialStride + x;
-    float sums[4] = {};
-#pragma unroll
-    for (int block = 0; block < kSplits; ++block) {
-      float values[4];
-      load_from_block(values, source, block);
-      const float factor = smem.factors[block * kOwnRows + row];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) sums[e] = fmaf(factor, values[e], sums[e]);
-    }
-    *reinterpret_cast<uint2*>(output_row(args, tile, packed_row) + x) =
-        make_uint2(pack(sums[0], sums[1]), pack(sums[2], sums[3]));
-  }
-  named_barrier_sync(kConsumersBarrier, kConsumerThreads);  // rows are written, and may be written anew
-
-#pragma unroll 1
-  for (int i = thread / 32; i < num_own; i += kConsumerThreads / 32) {
-    if (!smem.untrusted[i]) continue;
-    const int packed_row = tile.first_row + first_own + i;
-    Element* const target = output_row(args, tile, packed_row);
-    recompute_row(args, tile.batch, tile.head + packed_row % tile.group, packed_row / tile.group,
-                  [&](int x, float value) { target[x] = __float2bfloat16_rn(value); });
-  }
-  cluster_sync();  // a block's shared memory goes with it
 }
 
-extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_bf16_d576v512_latent_kernel(const AttentionArgs args, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
+  let_next_launch_begin();
   // Read from one lane, so that the compiler knows it to be the same in all.
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
@@ -886,7 +818,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
   // The query heads that share a head of keys fill the rows of one tile.
   const int group = args.num_q_heads / args.num_kv_heads;
   const int num_rows = args.seqlen_q * group;
-  // The blocks of a cluster have the same rows, and each a range of their keys.
+  // Neighbouring blocks have the same rows, and each a range of their keys.
   const int block = int(blockIdx.x) / kSplits, split = int(blockIdx.x) % kSplits;
   const int q_tiles = (num_rows + kBr - 1) / kBr;
   // Blocks of one head are neighbours, so that they share its K and V in L2; under a causal mask the longest of
@@ -924,7 +856,98 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
     } else {
       walk_of_second(args, smem, tile, softmax, o);
     }
-    put_together(args, smem, tile, softmax, o, split);
+    leave(args, tile, softmax, o);
+  }
+}
+
+// Puts together what the blocks of each tile have left of its rows, in the order of their keys: always the same bits.
+// A warp does a row, of which the tile's blocks take turns.
+extern "C" __global__ void __launch_bounds__(512)
+    attention_bf16_d576v512_latent_combine(const AttentionArgs args) {
+  constexpr int kWidth = 4;  // columns at once
+  constexpr int kHeld = (kSplits + 31) / 32;  // results that a lane weighs
+  constexpr int kAtOnce = 2;  // results whose columns are under way together
+  // Neighbouring blocks have the same rows, and each a range of their keys.
+  const int block = int(blockIdx.x) / kSplits, split = int(blockIdx.x) % kSplits;
+  const int group = args.num_q_heads / args.num_kv_heads;
+  const int num_rows = args.seqlen_q * group;
+  const int q_tiles = (num_rows + kBr - 1) / kBr;
+  // Blocks of one head are neighbours, so that they share its K and V in L2; under a causal mask the longest of
+  // them go first.
+  const int nth = block % q_tiles;
+  const int q_tile = kCausal ? q_tiles - 1 - nth : nth;
+  const int kv_head = block / q_tiles % args.num_kv_heads;
+  const int batch = block / q_tiles / args.num_kv_heads;
+  const int head = kv_head * group;  // the first of those packed
+
+  const int first_row = q_tile * kBr, end_row = min(kBr, num_rows - first_row);
+  if (split >= end_row) return;  // other blocks of the tile have a row each
+  wait_for_earlier_launches();
+  const PartialResult* const results = &result_of(args, int(blockIdx.x) - split);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  for (int row = warp * kSplits + split; row < end_row; row += 16 * kSplits) {
+    Columns<kWidth> columns[kAtOnce];
+    const auto bring = [&](int first, int n) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const float* const its_row = results[n + i].o + row * kPartialStride;
+        const int x = min(first + lane * kWidth, kDv - kWidth);
+        columns[i] = *reinterpret_cast<const Columns<kWidth>*>(its_row + x);
+      }
+    };
+    bring(0, 0);  // while weights are found
+    float weights[kHeld], sums[kHeld], row_max = -kInfinity, row_sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const bool inside = lane + 32 * i < kSplits;
+      const PartialResult& its = results[inside ? lane + 32 * i : 0];
+      weights[i] = inside ? its.row_max[row] : -kInfinity;
+      sums[i] = inside ? its.row_sum[row][0] + its.row_sum[row][1] : 0.0f;
+      row_max = fmaxf(row_max, weights[i]);
+    }
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+      row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffffu, row_max, distance));
+    }
+    const float base = row_max == -kInfinity ? 0.0f : row_max;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      weights[i] = exp2f(weights[i] - base);
+      row_sum = fmaf(weights[i], sums[i], row_sum);
+    }
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) row_sum += __shfl_xor_sync(0xffffffffu, row_sum, distance);
+    const int its_head = head + (first_row + row) % group, position = (first_row + row) / group;
+    __nv_bfloat16* const o =
+        args.o + batch * args.o_stride_batch + its_head * args.o_stride_head + position * args.o_stride_row;
+    const bool keeps = trusted(row_max, row_sum);
+    const float inverse = 1.0f / row_sum;
+    if (args.lse != nullptr && lane == 0 && keeps) {
+      float* const lse = args.lse + (1LL * batch * args.num_q_heads + its_head) * args.seqlen_q;
+      lse[position] = (row_max + log2f(row_sum)) * kLn2;
+    }
+    for (int first = 0; first < kDv; first += 32 * kWidth) {
+      const int x = first + lane * kWidth;
+      float outputs[kWidth] = {};
+#pragma unroll
+      for (int n = 0; n < kSplits; n += kAtOnce) {
+        if (first + n > 0) bring(first, n);
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const float weight = __shfl_sync(0xffffffffu, weights[(n + i) / 32], (n + i) % 32);
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) outputs[j] = fmaf(weight, columns[i].at[j], outputs[j]);
+        }
+      }
+      if (x >= kDv || !keeps) continue;
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) outputs[j] *= inverse;
+      __nv_bfloat16* const target = o + x;
+      *reinterpret_cast<uint2*>(target) = make_uint2(pack(outputs[0], outputs[1]), pack(outputs[2], outputs[3]));
+    }
+    if (!keeps) {
+      recompute_row(args, batch, its_head, position, [&](int x, float value) { o[x] = __float2bfloat16_rn(value); });
+    }
   }
 }
 
@@ -955,24 +978,33 @@ static cudaError_t encode_map(
   return status == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-// Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
-// suit 16-byte accesses, cudaErrorInvalidValue for a shape or stride the kernel does not serve.
-extern "C" int attention_bf16_d576v512_latent(const AttentionArgs* args, cudaStream_t stream) {
-  if (args->batch < 0 || args->num_q_heads < 0 || args->num_kv_heads < 1 ||
-      args->num_q_heads % args->num_kv_heads != 0 || args->seqlen_q < 0 || args->seqlen_k < 0) {
-    return cudaErrorInvalidValue;
-  }
-  const long long strides[] = {args->q_stride_batch, args->q_stride_head, args->q_stride_row,
-                               args->k_stride_batch, args->k_stride_head, args->k_stride_row,
-                               args->o_stride_batch, args->o_stride_head, args->o_stride_row};
-  for (const long long stride : strides) {
-    if (stride % kVec != 0) return cudaErrorMisalignedAddress;
-  }
-  const void* const pointers[] = {args->q, args->k, args->o};
-  for (const void* pointer : pointers) {
-    const auto address = reinterpret_cast<unsigned long long>(pointer);
-    if (address % (kVec * sizeof(__nv_bfloat16)) != 0) return cudaErrorMisalignedAddress;
-  }
+// Returns how many bytes args->workspace must have room for.
+extern "C" long long attention_bf16_d576v512_latent_workspace_bytes(const AttentionArgs* args) {
+  const long long batch = args->batch, num_kv_heads = args->num_kv_heads;
+  const long long num_q_heads = args->num_q_heads, seqlen_q = args->seqlen_q;
+  return 4 * (((seqlen_q * (num_q_heads / num_kv_heads) + kBr - 1) / kBr *
+      num_kv_heads * batch * kSplits * 33472 + 63) / 64 * 64);
+}
+
+// How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
+// itself; the first waits for whatever was launched before the call.
+static cudaLaunchConfig_t configure(unsigned blocks, unsigned threads, size_t smem_bytes, cudaStream_t stream,
+                                    cudaLaunchAttribute& attribute, bool& begun) {
+  attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = begun;
+  begun = true;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = smem_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return config;
+}
+
+static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
   const long long batch = args->batch, num_q_heads = args->num_q_heads;
   const long long num_kv_heads = args->num_kv_heads, seqlen_q = args->seqlen_q;
   if (seqlen_q * (num_q_heads / num_kv_heads) > 0x7fffffffLL - kBr) return cudaErrorInvalidValue;
@@ -990,9 +1022,52 @@ extern "C" int attention_bf16_d576v512_latent(const AttentionArgs* args, cudaStr
   const cudaError_t status =
       cudaFuncSetAttribute(attention_bf16_d576v512_latent_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
-  void* parameters[] = {const_cast<AttentionArgs*>(args), &maps};
-  return cudaLaunchKernel(attention_bf16_d576v512_latent_kernel, dim3(unsigned(blocks)), dim3(kThreads), parameters,
-                          smem_bytes, stream);
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(unsigned(blocks), kThreads, smem_bytes, stream, attribute, begun);
+  return cudaLaunchKernelEx(&config, attention_bf16_d576v512_latent_kernel, *args, maps);
+}
+
+static int launch_combine(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
+  const long long batch = args->batch, num_q_heads = args->num_q_heads;
+  const long long num_kv_heads = args->num_kv_heads, seqlen_q = args->seqlen_q;
+  if (seqlen_q * (num_q_heads / num_kv_heads) > 0x7fffffffLL - kBr) return cudaErrorInvalidValue;
+  const long long blocks = (seqlen_q * (num_q_heads / num_kv_heads) + kBr - 1) / kBr * num_kv_heads * batch * kSplits;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  constexpr size_t smem_bytes = 0;
+  const cudaError_t status =
+      cudaFuncSetAttribute(attention_bf16_d576v512_latent_combine, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (status != cudaSuccess) return status;
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(unsigned(blocks), 512, smem_bytes, stream, attribute, begun);
+  return cudaLaunchKernelEx(&config, attention_bf16_d576v512_latent_combine, *args);
+}
+
+// Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
+// suit 16-byte accesses, cudaErrorInvalidValue for a shape or stride the kernel does not serve.
+extern "C" int attention_bf16_d576v512_latent(const AttentionArgs* args, cudaStream_t stream) {
+  if (args->batch < 0 || args->num_q_heads < 0 || args->num_kv_heads < 1 ||
+      args->num_q_heads % args->num_kv_heads != 0 || args->seqlen_q < 0 || args->seqlen_k < 0) {
+    return cudaErrorInvalidValue;
+  }
+  if (args->workspace == nullptr || reinterpret_cast<unsigned long long>(args->workspace) % 16 != 0) {
+    return cudaErrorInvalidValue;
+  }
+  const long long strides[] = {args->q_stride_batch, args->q_stride_head, args->q_stride_row,
+                               args->k_stride_batch, args->k_stride_head, args->k_stride_row,
+                               args->o_stride_batch, args->o_stride_head, args->o_stride_row};
+  for (const long long stride : strides) {
+    if (stride % kVec != 0) return cudaErrorMisalignedAddress;
+  }
+  const void* const pointers[] = {args->q, args->k, args->o};
+  for (const void* pointer : pointers) {
+    const auto address = reinterpret_cast<unsigned long long>(pointer);
+    if (address % (kVec * sizeof(__nv_bfloat16)) != 0) return cudaErrorMisalignedAddress;
+  }
+  bool begun = false;  // by a launch
+  if (const int status = launch_kernel(args, stream, begun)) return status;
+  if (const int status = launch_combine(args, stream, begun)) return status;
+  return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 64, "num_kv_heads": 1, "seqlen_q": 2, "seqlen_k": 8192, "head_dim": 576, "head_dim_v": 512, "causal": true, "precision": "auto", "latent": true}, "family": "latent", "variant": {"splits": 2, "workspace_splits": 1, "boxes": 1, "l2_ahead": 0}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d576v512_latent", "launches": [{"threads": 384, "smem_bytes": 231424, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [{"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 2, "heads_per_cluster": 1, "role": "kernel"}], "digest": "93eef189eeeada9f", "figures": [678, 831]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 64, "num_kv_heads": 1, "seqlen_q": 2, "seqlen_k": 8192, "head_dim": 576, "head_dim_v": 512, "causal": true, "precision": "auto", "latent": true}, "family": "latent", "variant": {"splits": 1, "workspace_splits": 2, "boxes": 1, "l2_ahead": 0}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d576v512_latent", "launches": [{"threads": 384, "smem_bytes": 230400, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [{"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "workspace_splits": 2}, {"threads": 512, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "combine", "workspace_splits": 2, "dependent": true}], "digest": "6e100796cd2a0633", "figures": [766, 856]}

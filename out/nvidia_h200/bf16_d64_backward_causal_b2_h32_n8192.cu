@@ -21,11 +21,12 @@
 //   k_stages = 2               tiles of keys in shared memory
 //   v_stages = 2               tiles of values in shared memory
 //   order = heaviest_first     blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
+//   meeting = late             when consumers await each other's gradients of scores: at once, or with other products begun
+//   ranges = of_keys           what masks are told by: the keys that each row sees, or the rows that see each key
 //   turns = free               tiles of keys that a block takes: one, or each so-manieth, or the next whenever it is free
-//   sums = handed_on           who adds to queries' gradients next: whoever comes, or the block whose keys are next
 //
-// Measured on NVIDIA H200, batch 2, 32 heads, 8192 rows, with a causal mask: 2.94 ms (median), spread 1.9 %,
-// 467.5 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.2e-03.
+// Measured on NVIDIA H200, batch 2, 32 heads, 8192 rows, with a causal mask: 2.698 ms (median), spread 0.2 %,
+// 509.5 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.4e-03.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -40,7 +41,7 @@
 //         --family wgmma-backward --set bc=128 --set apart=false --set br=128 --set schedule=ahead \
 //         --set parts=2 --set kept=registers --set q_stages=2 --set dout_stages=2 --set dq_path=bulk \
 //         --set ds_stages=2 --set rows=128 --set keys=64 --set k_stages=2 --set v_stages=2 \
-//         --set order=heaviest_first --set turns=free --set sums=handed_on
+//         --set order=heaviest_first --set meeting=late --set ranges=of_keys --set turns=free
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -77,7 +78,7 @@ static_assert(sizeof(AttentionArgs) == 304, "callers from other languages pack t
 
 // The arrays as the copy engine reads and writes them.
 struct TensorMaps {
-  CUtensorMap q, dout, k, v, dq, dk, dv;
+  CUtensorMap q, dout, k, v, dk, dv;
 };
 
 constexpr bool kCausal = FLASHGEN_CAUSAL;
@@ -96,16 +97,7 @@ constexpr int kMaxBlocks = 132;  // as many as run at once
 constexpr int kQStages = 2, kDoutStages = 2;  // tiles of them in shared memory
 constexpr int kDsStages = 2;  // tiles of gradients of scores in shared memory
 constexpr int kShareTiles = 1, kShareColumns = 64;  // of queries' gradients, of 64 rows, by consumer
-constexpr int kGradientsBarrier = 1;  // named: all consumers have written their gradients of scores
-// What becomes of a block's sums of a tile of rows: others add to them, or they are gradients with those of all other keys,
-// or they alone.
-constexpr int kHandedOn = 0, kLast = 1, kOnly = 2;
-constexpr int kMostChunks = 1;  // of gradients of keys or of values
-// A turn as far as sums go: of how many tiles from `first_row` on a head's rows are, and which of them see no keys before
-// the turn's, those from `end_before` on, and none behind, those up to `first_behind`; both begin tiles.
-struct HandedTurn {
-  int batch, kv_head, first_key, first_row, of_head, end_before, first_behind;
-};
+constexpr int kPostprocessRows = 64, kPostprocessThreads = 128;
 constexpr int kRowBox = 128, kKeyBox = 128;  // rows and keys that one copy brings
 constexpr int kStatisticsRows = 32, kStatisticsThreads = 256;
 
@@ -126,25 +118,18 @@ struct SharedStorage {
   alignas(1024) PassingRows q[kQStages][kDChunks];
   alignas(1024) PassingRows dout[kDoutStages][kDvChunks];
   alignas(1024) PassingRows gradients[kDsStages][kBc / kChunk];  // of scores, a row for each query row
-  // What is moved, by who moves it: sums of a tile of rows as they lie in memory, on their way there or from there, or
-  // the gradients that they make, a warp's where its sums were; or gradients of the keys or the values of a turn.
-  union alignas(1024) {
-    float sums[kPassingRows * kD];
-    KeptKeys kept[kMostChunks];
-  } moved[2];
+  // Sums on their way to memory, by warp.
+  alignas(1024) float shares[kConsumers][4][kShareTiles][16 * kShareColumns];
   alignas(16) float lse[kQStages][kPassingRows], delta[kDoutStages][kPassingRows];
   // A stage is full once its bytes have arrived, and empty once every warp of consumers has done with it.
   Barrier kept_full, q_full[kQStages], q_empty[kQStages], dout_full[kDoutStages], dout_empty[kDoutStages];
+  Barrier gradients_full[kDsStages];  // once every warp of consumers has stored its own
   Barrier kept_empty;  // once every warp of consumers has read what it needs of keys and values
   Barrier next_full, next_empty;  // once the producer has told the next turn, and every warp of consumers has read it
-  int next;  // -1: none
-  Barrier sums_open[2], sums_done[2];  // once it is known what becomes of them, and once every warp of consumers has done it
-  int become[2];
-  float* ended[2];  // where memory has sums that end here
-  HandedTurn next_handed, turns[2];  // what comes with the next turn, and movers' own, whose threads have few registers
+  int next;
 };
 
-static_assert(sizeof(SharedStorage) == 232448, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 199680, "the size that pruning counted on");
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
@@ -202,11 +187,6 @@ __device__ __forceinline__ void barrier_wait(Barrier* barrier, unsigned parity) 
       : "memory");
 }
 
-// Waits until `threads` threads have come to barrier `id` of the block, this one's warp among them.
-__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
-}
-
 // Shows ordinary writes to shared memory to the copy engine and the tensor cores.
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
@@ -254,14 +234,6 @@ __device__ __forceinline__ void bulk_add(float* global, const float* shared, uns
                : "memory");
 }
 
-// Stores them there.
-__device__ __forceinline__ void bulk_store(float* global, const float* shared, unsigned bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
-               :
-               : "l"(__cvta_generic_to_global(global)), "r"(shared_address(shared)), "r"(bytes)
-               : "memory");
-}
-
 __device__ __forceinline__ void tma_commit() {
   asm volatile("cp.async.bulk.commit_group;" : : : "memory");
 }
@@ -270,34 +242,6 @@ __device__ __forceinline__ void tma_commit() {
 template <int kGroups>
 __device__ __forceinline__ void tma_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(kGroups) : "memory");
-}
-
-// The same until they are there.
-template <int kGroups>
-__device__ __forceinline__ void tma_wait() {
-  asm volatile("cp.async.bulk.wait_group %0;" : : "n"(kGroups) : "memory");
-}
-
-// Waits until another block has left `number` there. What it did before can be seen then, by the copy engine too.
-__device__ __forceinline__ void wait_for_number(const int* place, int number) {
-  int there;
-  do {
-    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(there) : "l"(__cvta_generic_to_global(place)) : "memory");
-  } while (there != number);
-  asm volatile("fence.proxy.async.global;" : : : "memory");
-}
-
-// Says that nobody reads 128 bytes of memory any more, a line of L2, which then need not write them.
-__device__ __forceinline__ void discard_line(float* line) {
-  asm volatile("discard.global.L2 [%0], 128;" : : "l"(__cvta_generic_to_global(line)) : "memory");
-}
-
-// Leaves a number for whoever waits for it.
-__device__ __forceinline__ void leave_number(int* place, int number) {
-  asm volatile("st.release.gpu.global.s32 [%0], %1;"
-               :
-               : "l"(__cvta_generic_to_global(place)), "r"(number)
-               : "memory");
 }
 
 __device__ __forceinline__ void ldmatrix_x4(unsigned* m, const void* row) {
@@ -496,15 +440,6 @@ __device__ __forceinline__ int end_key_of(const AttentionArgs& args, int batch, 
 
 __device__ __forceinline__ int first_key_of(const AttentionArgs& args, int batch, int row) { return 0; }
 
-// What a row sees of the keys, a predicate aside: none where it is not there.
-struct KeyRange {
-  int begin, end;
-};
-__device__ __forceinline__ KeyRange keys_of(const AttentionArgs& args, int batch, int row) {
-  if (row >= args.seqlen_q) return {0, 0};
-  return {first_key_of(args, batch, row), end_key_of(args, batch, row)};
-}
-
 // The first of the rows [below, above) whose keys end behind a key, and the first whose begin behind it; `above` where
 // none do. Bounds rise with rows.
 __device__ __forceinline__ int first_row_that_ends(
@@ -525,6 +460,17 @@ __device__ __forceinline__ void find_rows(
   end_row = first_row_that_begins(args, batch, end_key - 1, first_row, args.seqlen_q);
 }
 
+// The rows that see a key, a predicate aside: none where it is not there.
+struct RowRange {
+  int begin, end;
+};
+// `first_row` and `end_row`: no others see it.
+__device__ __forceinline__ RowRange rows_of(
+    const AttentionArgs& args, int batch, int key, int first_row, int end_row) {
+  const int begin = first_row_that_ends(args, batch, key, first_row, end_row);
+  return {begin, first_row_that_begins(args, batch, key, begin, end_row)};
+}
+
 // Of each row, its log-sum-exp in powers of two (infinity where it sees nothing, and so weighs nothing), and what its
 // scores' gradients are less by.
 // A head's last tile, which is copied as a whole, is filled up with rows that weigh nothing, too.
@@ -538,10 +484,9 @@ __device__ __forceinline__ float* delta_of(const AttentionArgs& args, int batch,
   return lse_of(args, batch, head) +
          ((static_cast<long long>(args.batch)) * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64;
 }
-// Sums of the gradients of a head's queries, before scores' scale: tiles of 16 rows by 8 columns, as products leave them,
-// which blocks hand on.
+// Sums of the gradients of a head's queries, before scores' scale: tiles of 16 rows by 8 columns, as products leave them.
 __device__ __forceinline__ long long num_query_sums(const AttentionArgs& args) {
-  return filled_rows(args) * 64LL;
+  return (args.seqlen_q + 15) / 16 * (16LL * 64);
 }
 __device__ __forceinline__ float* query_sums_of(const AttentionArgs& args, int batch, int head) {
   const long long batches = args.batch;
@@ -554,26 +499,16 @@ __device__ __forceinline__ float* query_sum_at(float* sums, int row_tile, int co
   const int lane = threadIdx.x % 32;
   return sums + (row_tile * 8LL + column_tile) * 128 + lane * 4;
 }
-// Of a head's tiles of rows, the tile of keys that adds to their sums next.
-__device__ __forceinline__ int* next_keys_of(const AttentionArgs& args, int batch, int head) {
-  const int tiles = (args.seqlen_q + kPassingRows - 1) / kPassingRows;
-  const long long batches = args.batch;
-  return reinterpret_cast<int*>(
-             args.workspace + (batches * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
-             (batches * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
-             (batches * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) * 64 + 63) / 64 * 64 + 64) +
-         (static_cast<long long>(batch) * args.num_q_heads + head) * tiles;
-}
 
 // Turns a product of a row and a key into its weight, and the gradient of the weight into that of the product, but for
-// the scale of scores. `masked`: the row may not see the key, which then is none of those `seen`.
+// the scale of scores. `masked`: the row may not see the key, and then is none of those that `see` it.
 template <bool masked>
 __device__ __forceinline__ void weigh(
-    float& s, float& gradient, const AttentionArgs& args, int batch, int head, int row, int key, KeyRange seen,
+    float& s, float& gradient, const AttentionArgs& args, int batch, int head, int row, int key, RowRange see,
     float scale, float lse, float delta) {
   s = exp2f(fmaf(s, scale, -lse));
   if (masked) {
-    const bool sees_key = key >= seen.begin && key < seen.end;
+    const bool sees_key = row >= see.begin && row < see.end;
     s = sees_key ? s : 0.0f;
   }
   gradient = s * (gradient - delta);
@@ -695,8 +630,7 @@ struct Turn {
     end_key = min(first_key + kBc, args.seqlen_k);
     find_rows(args, batch, first_key, end_key, first_row, end_row);
     first_row -= first_row % kPassingRows;
-    // Where a tile's rows end before these keys or begin behind them, too: its sums pass by here.
-    of_head = (end_row - first_row + kPassingRows - 1) / kPassingRows;
+    of_head = first_row < end_row ? (end_row - first_row + kPassingRows - 1) / kPassingRows : 0;
   }
 
   static __device__ __forceinline__ int tiles_of_keys(const AttentionArgs& args) {
@@ -707,7 +641,7 @@ struct Turn {
   }
 };
 
-// How many turns have been taken: behind the sums of all heads.
+// How many turns have been taken beside the first ones of all blocks: behind the sums of all heads.
 __device__ __forceinline__ int* turns_taken(const AttentionArgs& args) {
   return reinterpret_cast<int*>(query_sums_of(args, args.batch, 0));
 }
@@ -725,6 +659,73 @@ __device__ __forceinline__ void store_rows(const float (&sum)[n], float factor, 
     // Lanes 0 to 15 name the rows of one column of eight, the others those of the next.
     Element* const place = place_of(lane % 16, i / 4 + lane / 16);
     stmatrix_x4(place, m);
+  }
+}
+
+// Has the copy engine write a warp's sixteen rows of gradients, times a factor, from `first_row` on, by way of shared
+// memory that only the warp has need of: chunks of columns, which begin so many elements apart.
+template <int n>
+__device__ __forceinline__ void send_rows(
+    const CUtensorMap* map, Element* staged, int apart, const float (&sum)[n], float factor, int first_row, int head,
+    int batch) {
+  const bool sends = threadIdx.x % 32 == 0;
+  if (sends) tma_wait_read<0>();  // what was there has gone
+  __syncwarp();
+  store_rows(sum, factor, [&](int row, int piece) {
+    return staged + piece / 8 * apart + row * kChunk + (piece % 8 ^ row % 8) * 8;
+  });
+  fence_proxy_async();
+  __syncwarp();
+  if (!sends) return;
+#pragma unroll
+  for (int column = 0; column < 2 * n; column += kChunk) {
+    tma_store(map, staged + column / kChunk * apart, column, first_row, head, batch);
+  }
+  tma_commit();
+}
+
+// Four neighbouring lanes have each a part of four chunks: gives each all parts of one.
+__device__ __forceinline__ uint4 exchange_quarters(const unsigned (&part)[4]) {
+  const bool odd = threadIdx.x % 2, upper = threadIdx.x / 2 % 2;
+  unsigned all[4];
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    const unsigned other = __shfl_xor_sync(0xffffffffu, odd ? part[i] : part[i + 1], 1);
+    all[i] = odd ? other : part[i];
+    all[i + 1] = odd ? part[i + 1] : other;
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const unsigned other = __shfl_xor_sync(0xffffffffu, upper ? all[i] : all[i + 2], 2);
+    all[i] = upper ? other : all[i];
+    all[i + 2] = upper ? all[i + 2] : other;
+  }
+  return make_uint4(all[0], all[1], all[2], all[3]);
+}
+
+// Writes a thread's part of 64 rows, from `first_row` on and before `end`, times a factor: eight columns at once, and of
+// the last ones two where there are not four times eight.
+template <int n>
+__device__ __forceinline__ void write_rows(
+    Element* array, long long stride, int first_row, int end, const float (&sum)[n], float factor) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x % kWarpgroup / 32;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = first_row + 16 * warp + lane / 4 + 8 * h;
+    Element* const target = array + row * stride;
+#pragma unroll
+    for (int i = 2 * h; i + 12 < n; i += 16) {
+      const unsigned parts[4] = {
+          pack(sum[i] * factor, sum[i + 1] * factor), pack(sum[i + 4] * factor, sum[i + 5] * factor),
+          pack(sum[i + 8] * factor, sum[i + 9] * factor), pack(sum[i + 12] * factor, sum[i + 13] * factor)};
+      const uint4 columns = exchange_quarters(parts);
+      if (row < end) *reinterpret_cast<uint4*>(target + (i / 4 + lane % 4) * 8) = columns;
+    }
+#pragma unroll
+    for (int i = n / 16 * 16 + 2 * h; i < n; i += 4) {
+      const unsigned two = pack(sum[i] * factor, sum[i + 1] * factor);
+      if (row < end) *reinterpret_cast<unsigned*>(target + i / 4 * 8 + lane % 4 * 2) = two;
+    }
   }
 }
 
@@ -757,194 +758,35 @@ __device__ __forceinline__ void start_shares(
   wgmma_commit();
 }
 
-// A warp has done what it had to where movers opened shared memory.
-__device__ __forceinline__ void leave_to_mover(SharedStorage& smem, PipelineState<2>& pipe) {
+// Brings a warp's share to shared memory, as it shall lie in memory, once it is made.
+__device__ __forceinline__ void stage_shares(
+    float (&staged)[kShareTiles][16 * kShareColumns], float (&shares)[kShareTiles][kShareColumns / 2]) {
+  const int lane = threadIdx.x % 32;
+  if (lane == 0) tma_wait_read<0>();  // what was there has gone
+  __syncwarp();
+#pragma unroll
+  for (int tile = 0; tile < kShareTiles; ++tile) {
+    hold(shares[tile]);
+#pragma unroll
+    for (int i = 0; i < kShareColumns / 2; i += 4) {
+      *reinterpret_cast<float4*>(staged[tile] + i * 32 + lane * 4) =
+          make_float4(shares[tile][i], shares[tile][i + 1], shares[tile][i + 2], shares[tile][i + 3]);
+    }
+  }
+}
+
+// Has the copy engine add a warp's share, of rows from `first_row` on, to sums; `place`: where its columns of them begin.
+__device__ __forceinline__ void add_shares(
+    const AttentionArgs& args, float* place, int first_row, const float (&staged)[kShareTiles][16 * kShareColumns]) {
   fence_proxy_async();
   __syncwarp();
-  release(&smem.sums_done[pipe.stage]);
-  pipe.advance();
-}
-
-// A lane's place in a warp's share of sums that end, which begins with a column: memory needs the share no more.
-__device__ __forceinline__ void discard_share(float* place, int column) {
-  const int lane = threadIdx.x % 32;
-  // Each line has two columns of sixteen rows, a lane the four sums at its place.
-  for (int line = lane; line < min(kShareColumns, kD - column) / 2; line += 32) {
-    discard_line(place - lane * 4 + line * 32);
-  }
-}
-
-// Has a warp's share of a tile's sums, once it is made, where it is moved from, or the gradients that it is the last part
-// of. `sixteen` and `column`: with which sixteen rows of the tile and which column the share begins.
-__device__ __forceinline__ void hand_on_share(
-    SharedStorage& smem, PipelineState<2>& pipe, float (&shares)[kShareTiles][kShareColumns / 2], int sixteen, int column,
-    float scale) {
+  if (threadIdx.x % 32 != 0) return;
 #pragma unroll
-  for (int tile = 0; tile < kShareTiles; ++tile) hold(shares[tile]);
-  barrier_wait(&smem.sums_open[pipe.stage], pipe.phase);
-  float* const place = query_sum_at(smem.moved[pipe.stage].sums, sixteen, column / 8);
-  const int become = smem.become[pipe.stage];
-  if (become == kHandedOn) {
-#pragma unroll
-    for (int tile = 0; tile < kShareTiles; ++tile) {
-#pragma unroll
-      for (int i = 0; i < kShareColumns / 2; i += 4) {
-        *reinterpret_cast<float4*>(place + tile * 64 * kD + i * 32) =
-            make_float4(shares[tile][i], shares[tile][i + 1], shares[tile][i + 2], shares[tile][i + 3]);
-      }
-    }
-  } else {
-#pragma unroll
-    for (int tile = 0; tile < kShareTiles; ++tile) {
-      if (become == kLast) {
-#pragma unroll
-        for (int i = 0; i < kShareColumns / 2; i += 4) {
-          const float4 before = *reinterpret_cast<const float4*>(place + tile * 64 * kD + i * 32);
-          shares[tile][i] += before.x, shares[tile][i + 1] += before.y;
-          shares[tile][i + 2] += before.z, shares[tile][i + 3] += before.w;
-        }
-        __syncwarp();  // all lanes have read what gradients take the place of
-        discard_share(smem.ended[pipe.stage] + (place - smem.moved[pipe.stage].sums) + tile * 64 * kD, column);
-      }
-      // The warp's, of which a lane has four sums at its place.
-      Element* const rows = reinterpret_cast<Element*>(place + tile * 64 * kD - threadIdx.x % 32 * 4);
-      store_rows(shares[tile], scale, [&](int row, int piece) {
-        return rows + row * kShareColumns + (piece ^ row % 8) * 8;
-      });
-    }
+  for (int tile = 0; tile < kShareTiles; ++tile) {
+    if (first_row + 64 * tile >= args.seqlen_q) break;
+    bulk_add(place + tile * 64 * kD, staged[tile], kShareColumns * 16 * sizeof(float));
   }
-  leave_to_mover(smem, pipe);
-}
-
-// Has a consumer's gradients of keys or of values, times a factor, where they are moved from; `first`: their first row.
-template <int n>
-__device__ __forceinline__ void leave_rows(
-    SharedStorage& smem, PipelineState<2>& pipe, int first, const float (&sum)[n], float factor) {
-  barrier_wait(&smem.sums_open[pipe.stage], pipe.phase);
-  KeptKeys* const tile = smem.moved[pipe.stage].kept;
-  const int first_of_warp = first + threadIdx.x % kWarpgroup / 32 * 16;
-  store_rows(sum, factor, [&](int row, int piece) {
-    return tile[piece / 8] + (first_of_warp + row) * kChunk + (piece % 8 ^ row % 8) * 8;
-  });
-  leave_to_mover(smem, pipe);
-}
-
-// What movers are told of a turn.
-__device__ __forceinline__ HandedTurn find_handed(const AttentionArgs& args, const Turn& turn) {
-  HandedTurn found{turn.batch, turn.kv_head, turn.first_key, turn.first_row, max(turn.of_head, 0), 0, 0x7fffffff};
-  int first_row, end_row;
-  if (turn.first_key > 0) {
-    find_rows(args, turn.batch, turn.first_key - kBc, turn.first_key, first_row, end_row);
-    found.end_before = (end_row + kPassingRows - 1) / kPassingRows * kPassingRows;
-  }
-  if (turn.end_key < args.seqlen_k) {
-    find_rows(args, turn.batch, turn.end_key, min(turn.end_key + kBc, args.seqlen_k), first_row, end_row);
-    found.first_behind = first_row / kPassingRows * kPassingRows;
-  }
-  return found;
-}
-
-// Where memory has sums of a tile of rows.
-__device__ __forceinline__ float* sums_of_tile(const AttentionArgs& args, int batch, int head, int first) {
-  return query_sums_of(args, batch, head) + 1LL * first * kD;
-}
-
-// Starts to write gradients of all of a tile's rows, by what a warp has made of them.
-__device__ __forceinline__ void write_queries(
-    const TensorMaps& maps, const float* sums, int first, int head, int batch) {
-#pragma unroll 1
-  for (int row = 0; row < kPassingRows; row += 16) {
-#pragma unroll 1
-    for (int column = 0; column < kD; column += kShareColumns) {
-      tma_store(&maps.dq, sums + row * kD + column * 16, column, first + row, head, batch);
-    }
-  }
-}
-
-// Starts to write those of a turn's keys, or values.
-__device__ __forceinline__ void write_keys(
-    const CUtensorMap* map, const KeptKeys* tile, int chunks, const HandedTurn& turn) {
-#pragma unroll 1
-  for (int i = 0; i < chunks; ++i) tma_store(map, tile[i], i * kChunk, turn.first_key, turn.kv_head, turn.batch);
-}
-
-// The part of one of two threads, of every other tile of rows of a block's turns: opens shared memory of its own for a
-// tile's sums, with those of all others where these end there, and has moved what becomes of them. Behind the last head's
-// tiles of a turn come its gradients of keys and of values.
-__device__ __forceinline__ void hand_on_sums(
-    const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, int mover) {
-  auto& moved = smem.moved[mover];
-  HandedTurn& own = smem.turns[mover];
-  Barrier* const open = &smem.sums_open[mover];
-  Barrier* const done = &smem.sums_done[mover];
-  unsigned next_phase = 0, phase = 0;
-  int nth = mover;  // tile of a head's walk
-#pragma unroll 1
-  while (true) {
-    barrier_wait(&smem.next_full, next_phase);
-    if (smem.next < 0) break;
-    own = smem.next_handed;
-    barrier_arrive(&smem.next_empty);
-    next_phase ^= 1;
-    const int keys_before = own.first_key / kBc;  // tiles of them
-    int* told = nullptr;  // where others are told of sums, once these are in memory
-    const auto tell = [&] {
-      if (told == nullptr) return;
-      tma_wait<0>();
-      leave_number(told, keys_before + 1);
-      told = nullptr;
-    };
-    const int group = args.num_q_heads / args.num_kv_heads, end_head = (own.kv_head + 1) * group;
-#pragma unroll 1
-    for (int head = end_head - group;; nth += 2, phase ^= 1) {
-#pragma unroll 1
-      for (; head < end_head && nth >= own.of_head; ++head) nth -= own.of_head;
-      if (head == end_head) {
-        if (nth >= 2) break;
-        barrier_arrive(open);
-        tell();
-        barrier_wait(done, phase);
-        if (nth == 0) {
-          write_keys(&maps.dk, moved.kept, kDChunks, own);
-        } else {
-          write_keys(&maps.dv, moved.kept, kDvChunks, own);
-        }
-        tma_commit();
-        tma_wait_read<0>();
-        continue;
-      }
-      const int first = own.first_row + (own.of_head - 1 - nth) * kPassingRows;
-      const bool begins = first >= own.end_before, ends = first < own.first_behind;
-      int* const next_keys = next_keys_of(args, own.batch, head) + first / kPassingRows;
-      smem.become[mover] = !ends ? kHandedOn : begins ? kOnly : kLast;
-      if (ends && !begins) {
-        tell();
-        wait_for_number(next_keys, keys_before);
-        float* const sums = sums_of_tile(args, own.batch, head, first);
-        smem.ended[mover] = sums;
-        barrier_expect(open, sizeof(moved.sums));
-        bulk_load(moved.sums, sums, sizeof(moved.sums), open);
-      } else {
-        // Consumers need not wait for what is told to others.
-        barrier_arrive(open);
-        tell();
-        if (!begins) wait_for_number(next_keys, keys_before);
-      }
-      barrier_wait(done, phase);
-      if (ends) {
-        write_queries(maps, moved.sums, first, head, own.batch);
-        tma_commit();
-        tma_wait_read<0>();
-        continue;
-      }
-      float* const sums = sums_of_tile(args, own.batch, head, first);
-      if (begins) bulk_store(sums, moved.sums, sizeof(moved.sums)); else bulk_add(sums, moved.sums, sizeof(moved.sums));
-      tma_commit();
-      tma_wait_read<0>();
-      told = next_keys;
-    }
-    nth -= 2;
-  }
+  tma_commit();
 }
 
 // Leaves of each row its log-sum-exp and the sum of dout * o, less the gradient of the log-sum-exp; 8 lanes do a row.
@@ -961,11 +803,12 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
   const int tiles = (args.seqlen_q + kStatisticsRows - 1) / kStatisticsRows;
   const int tile = int(blockIdx.x) % tiles, head = int(blockIdx.x) / tiles % args.num_q_heads;
   const int batch = int(blockIdx.x) / tiles / args.num_q_heads;
-  // Of the tiles of rows that begin here the next keys are the first, for whom nobody waits.
-  const int first_tile = (tile * kStatisticsRows + kPassingRows - 1) / kPassingRows;
-  const int end_tile = (min((tile + 1) * kStatisticsRows, args.seqlen_q) + kPassingRows - 1) / kPassingRows;
-  for (int n = first_tile + int(threadIdx.x); n < end_tile; n += kStatisticsThreads) {
-    next_keys_of(args, batch, head)[n] = 0;
+  // Sums begin at nothing, of the last block's rows also those that fill up a tile.
+  constexpr int kBlockSums = kStatisticsRows * 64;
+  float* const sums = query_sums_of(args, batch, head);
+  const long long end_sum = tile + 1 < tiles ? (tile + 1LL) * kBlockSums : num_query_sums(args);
+  for (long long i = 1LL * tile * kBlockSums + threadIdx.x * 4; i < end_sum; i += kStatisticsThreads * 4) {
+    *reinterpret_cast<float4*>(sums + i) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   }
   const int lane = int(threadIdx.x) % kLanes, end_row = min((tile + 1) * kStatisticsRows, args.seqlen_q);
 #pragma unroll
@@ -990,14 +833,6 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
 #pragma unroll
     for (int bit = 1; bit < kLanes; bit *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, bit);
     if (!is_there) continue;
-    if (first_key_of(args, batch, row) >= end_key_of(args, batch, row)) {
-      // Sees nothing, nor may the rest of its tile: then nobody else writes its gradient.
-      __nv_bfloat16* const dq =
-          args.dq + batch * args.dq_stride_batch + head * args.dq_stride_head + row * args.dq_stride_row;
-      for (int x = lane * 8; x < kD; x += kLanes * 8) {
-        *reinterpret_cast<Elements*>(dq + x) = Elements{};
-      }
-    }
     if (row == args.seqlen_q - 1) {
       for (int filling = args.seqlen_q + lane; filling < filled_rows(args); filling += kLanes) {
         lse_of(args, batch, head)[filling] = kInfinity;
@@ -1024,11 +859,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     barrier_init(&smem.kept_full, 1);
     barrier_init(&smem.kept_empty, kArrivals * 4 * kConsumers);
     barrier_init(&smem.next_full, 1);
-    barrier_init(&smem.next_empty, kArrivals * 4 * kConsumers + 2);
-    for (int i = 0; i < 2; ++i) {
-      barrier_init(&smem.sums_open[i], 1);
-      barrier_init(&smem.sums_done[i], kArrivals * 4 * kConsumers);
-    }
+    barrier_init(&smem.next_empty, kArrivals * 4 * kConsumers);
     for (int i = 0; i < kQStages; ++i) {
       barrier_init(&smem.q_full[i], 1);
       barrier_init(&smem.q_empty[i], kArrivals * 4 * kConsumers);
@@ -1037,39 +868,33 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       barrier_init(&smem.dout_full[i], 1);
       barrier_init(&smem.dout_empty[i], kArrivals * 4 * kConsumers);
     }
+    for (int i = 0; i < kDsStages; ++i) barrier_init(&smem.gradients_full[i], kArrivals * 4 * kConsumers);
     fence_barrier_init();
   }
   wait_for_earlier_launches();
+  let_next_launch_begin();
   __syncthreads();
 
   PipelineState<kQStages> q_pipe;
   PipelineState<kDoutStages> dout_pipe;
   unsigned kept_phase = 0, next_phase = 0;
+  const int count = Turn::count(args);
   if (warp < 4) {
-    give_registers<40>();
-    if ((warp == 1 || warp == 2) && elect_one()) hand_on_sums(args, maps, smem, warp - 1);
+    give_registers<24>();
     if (warp != 0 || !elect_one()) return;
     prefetch_map(&maps.k);
     prefetch_map(&maps.v);
     prefetch_map(&maps.q);
     prefetch_map(&maps.dout);
-    // Turns are taken in their order from the first on: none waits for one that nobody has begun.
-    const int count = Turn::count(args);
-    int number = atomicAdd(turns_taken(args), 1);
-    barrier_wait(&smem.next_empty, next_phase ^ 1);
-    smem.next = number < count ? number : -1;
-    if (number < count) smem.next_handed = find_handed(args, Turn(args, number));
-    barrier_arrive(&smem.next_full);
-    next_phase ^= 1;
 #pragma unroll 1
-    while (number < count) {
+    for (int number = blockIdx.x; number < count;) {
       const Turn turn(args, number);
       const int batch = turn.batch;
       bool is_kept = false;
 #pragma unroll 1
       for (int head = turn.kv_head * group; head < (turn.kv_head + 1) * group; ++head) {
 #pragma unroll 1
-        for (int first = turn.first_row + (turn.of_head - 1) * kPassingRows; first >= turn.first_row; first -= kPassingRows) {
+        for (int n = 0, first = turn.first_row; n < turn.of_head; ++n, first += kPassingRows) {
           Barrier* const q_full = &smem.q_full[q_pipe.stage];
           barrier_wait(&smem.q_empty[q_pipe.stage], q_pipe.phase ^ 1);
           barrier_expect(q_full, sizeof(smem.q[0]) + sizeof(smem.lse[0]));
@@ -1093,33 +918,27 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
           kept_phase ^= 1;
         }
       }
-      // Not before: others would wait for a turn that this block has taken and not begun.
-      number = atomicAdd(turns_taken(args), 1);
+      // Not before: a block with much to do yet would keep a turn from others.
+      number = gridDim.x + atomicAdd(turns_taken(args), 1);
       barrier_wait(&smem.next_empty, next_phase ^ 1);
-      smem.next = number < count ? number : -1;
-      if (number < count) smem.next_handed = find_handed(args, Turn(args, number));
+      smem.next = number;
       barrier_arrive(&smem.next_full);
       next_phase ^= 1;
     }
     return;
   }
-  take_registers<232>();
-  int ds_stage = 0;
-  PipelineState<2> sums_pipe;
-  int number = 0;
-  barrier_wait(&smem.next_full, next_phase);
-  number = smem.next;
-  __syncwarp();
-  release(&smem.next_empty);
-  next_phase ^= 1;
+  take_registers<240>();
+  PipelineState<kDsStages> ds_pipe;
 #pragma unroll 1
-  while (number >= 0) {
+  for (int number = blockIdx.x; number < count;) {
     const Turn turn(args, number);
     const int batch = turn.batch, kv_head = turn.kv_head, first_key = turn.first_key;
-    const int first_row = turn.first_row, of_head = turn.of_head;
+    const int first_row = turn.first_row, end_row = turn.end_row, of_head = turn.of_head;
     const int consumer = warp / 4 - 1, lane = threadIdx.x % 32;
     const int own = consumer * 64;  // the consumer's first key here
     const int own_key = first_key + own + warp % 4 * 16 + lane / 4;  // the thread's first
+    const RowRange rows_of_own = rows_of(args, batch, own_key, first_row, end_row);
+    const RowRange rows_of_other = rows_of(args, batch, own_key + 8, first_row, end_row);
     unsigned kept_k[kDSteps][4];
     unsigned kept_v[kDvSteps][4];
     const float scale = args.scale * kLog2e;
@@ -1128,11 +947,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     const unsigned long long all_keys = descriptor(smem.k, sizeof(KeptKeys));
     int left = of_head * group;  // tiles
     if (left > 0) {
-      int head = kv_head * group, first = first_row + (of_head - 1) * kPassingRows;
+      int head = kv_head * group, first = first_row;
+      // Where a warp adds its share of a tile.
+      float* place = query_sum_at(query_sums_of(args, batch, head), (first + share_row) / 16 + warp % 4, 0);
       float gradient[kWeighedRows / 2];
       // Makes the gradients of the scores of a part of a tile, and adds what it makes of those of values;
-      // `beside_scores` is done while scores are made, `beside_others` while gradients of weights are.
-      const auto make_gradients = [&](int part, auto beside_scores, auto beside_others) {
+      // `beside_scores` is done while scores are made, `beside_others` while gradients of weights are;
+      // `finish` waits for what it has started, or for all but what it starts itself.
+      const auto make_gradients = [&](int part, auto beside_scores, auto beside_others, auto finish) {
         const int first_of_part = first + part * kWeighedRows, step = part * (kWeighedRows / 16);
         const unsigned long long all_dout_desc = descriptor(smem.dout[dout_pipe.stage], sizeof(PassingRows));
         const unsigned long long q_desc = step_of_keys(descriptor(smem.q[q_pipe.stage]), step);
@@ -1157,12 +979,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
               const int row = first + column + e;
-              const KeyRange seen = kMasked ? keys_of(args, batch, row) : KeyRange{};
 #pragma unroll
               for (int h = 0; h < 2; ++h) {
                 const int at = i + 2 * h + e, key = own_key + 8 * h;
+                const RowRange see = h ? rows_of_other : rows_of_own;
                 float factor = 1.0f;
-                weigh<kMasked>(s[at], factor, args, batch, head, row, key, seen, scale, e ? lse.y : lse.x, 0.0f);
+                weigh<kMasked>(s[at], factor, args, batch, head, row, key, see, scale, e ? lse.y : lse.x, 0.0f);
               }
             }
           }
@@ -1193,7 +1015,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         } else {
           differentiate(Constant<false>{});
         }
-        wgmma_wait<0>();
+        finish();
         if (part < 1) return;
         release(&smem.dout_empty[dout_pipe.stage]);
         dout_pipe.advance();
@@ -1201,56 +1023,84 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       barrier_wait(&smem.kept_full, kept_phase);
       take_kept(kept_k, smem.k, own);
       take_kept(kept_v, smem.v, own);
-      make_gradients(0, [] {}, [] {});
+      const auto nothing = [] {};
+      const auto wait_for_all = [] { wgmma_wait<0>(); };
+      make_gradients(0, nothing, nothing, wait_for_all);
+      {
+        unsigned gradients[kWeighedRows / 16][4];
+        pack_weights(gradient, gradients);
+        store_gradients(smem.gradients[ds_pipe.stage][consumer], gradients);
+        const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
+        start_sums(sum_k, gradients, q_desc);
+        make_gradients(1, nothing, nothing, wait_for_all);
+      }
 #pragma unroll 1
-      while (true) {
-        {
-          unsigned gradients[kWeighedRows / 16][4];
-          pack_weights(gradient, gradients);
-          store_gradients(smem.gradients[ds_stage][consumer], gradients);
-          const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
-          start_sums(sum_k, gradients, q_desc);
-          make_gradients(1, [] {}, [] {});
-        }
-        if (--left == 0) break;
+      while (--left > 0) {
+        const int first_before = first;
         Barrier* const q_empty = &smem.q_empty[q_pipe.stage];
         unsigned gradients[kWeighedRows / 16][4];
         pack_weights(gradient, gradients);
-        store_gradients(smem.gradients[ds_stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
+        store_gradients(smem.gradients[ds_pipe.stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
+        fence_proxy_async();
+        __syncwarp();
+        release(&smem.gradients_full[ds_pipe.stage]);
         const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
         start_sums(sum_k, gradients, step_of_keys(q_desc, 1 * (kWeighedRows / 16)));
-        fence_proxy_async();
-        named_barrier_sync(kGradientsBarrier, kConsumers * kWarpgroup);
-        float shares[kShareTiles][kShareColumns / 2];
-        start_shares(shares, descriptor(smem.gradients[ds_stage][0] + share_row * kChunk), all_keys);
         q_pipe.advance();
-        first -= kPassingRows;
-        if (first < first_row) first = first_row + (of_head - 1) * kPassingRows, ++head;
+        first += kPassingRows;
+        const bool other_head = first >= first_row + of_head * kPassingRows;
+        if (other_head) first = first_row, ++head;
+        float shares[kShareTiles][kShareColumns / 2];
         make_gradients(
             0,
             [&] {
               wgmma_wait<1>();
               release(q_empty);
-              hand_on_share(smem, sums_pipe, shares, share_row / 16 + warp % 4, 0, args.scale);
             },
+            nothing,
             [&] {
-                  });
-        ds_stage ^= 1;
+              barrier_wait(&smem.gradients_full[ds_pipe.stage], ds_pipe.phase);
+              start_shares(shares, descriptor(smem.gradients[ds_pipe.stage][0] + share_row * kChunk), all_keys);
+              wgmma_wait<1>();
+            });
+        ds_pipe.advance();
+        {
+          unsigned gradients[kWeighedRows / 16][4];
+          pack_weights(gradient, gradients);
+          store_gradients(smem.gradients[ds_pipe.stage][consumer], gradients);
+          const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
+          start_sums(sum_k, gradients, q_desc);
+          make_gradients(
+              1,
+              [&] {
+                wgmma_wait<1>();
+                stage_shares(smem.shares[consumer][warp % 4], shares);
+              },
+              [&] {
+                add_shares(args, place, first_before + share_row + warp % 4 * 16, smem.shares[consumer][warp % 4]);
+              },
+              wait_for_all);
+        }
+        place += kPassingRows * kD;
+        if (other_head) place = query_sum_at(query_sums_of(args, batch, head), (first + share_row) / 16 + warp % 4, 0);
       }
       unsigned gradients[kWeighedRows / 16][4];
       pack_weights(gradient, gradients);
-      store_gradients(smem.gradients[ds_stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
+      store_gradients(smem.gradients[ds_pipe.stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
+      fence_proxy_async();
+      __syncwarp();
+      release(&smem.gradients_full[ds_pipe.stage]);
       const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
       start_sums(sum_k, gradients, step_of_keys(q_desc, 1 * (kWeighedRows / 16)));
-      fence_proxy_async();
-      named_barrier_sync(kGradientsBarrier, kConsumers * kWarpgroup);
+      barrier_wait(&smem.gradients_full[ds_pipe.stage], ds_pipe.phase);
       float shares[kShareTiles][kShareColumns / 2];
-      start_shares(shares, descriptor(smem.gradients[ds_stage][0] + share_row * kChunk), all_keys);
+      start_shares(shares, descriptor(smem.gradients[ds_pipe.stage][0] + share_row * kChunk), all_keys);
       wgmma_wait<0>();
-      hand_on_share(smem, sums_pipe, shares, share_row / 16 + warp % 4, 0, args.scale);
+      stage_shares(smem.shares[consumer][warp % 4], shares);
+      add_shares(args, place, first + share_row + warp % 4 * 16, smem.shares[consumer][warp % 4]);
       release(&smem.q_empty[q_pipe.stage]);
       q_pipe.advance();
-      ds_stage ^= 1;
+      ds_pipe.advance();
     }
     hold(sum_k);
     hold(sum_v);
@@ -1258,14 +1108,42 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       release(&smem.kept_empty);
       kept_phase ^= 1;
     }
-    leave_rows(smem, sums_pipe, own, sum_k, args.scale);
-    leave_rows(smem, sums_pipe, own, sum_v, 1.0f);
+    int same = number;
+    forget(same);  // until here registers are for what is added up
+    const Turn made(args, same);
+    const int made_key = made.first_key + own;
+    send_rows(&maps.dk, reinterpret_cast<Element*>(smem.shares[consumer][warp % 4]), 16 * kChunk, sum_k, args.scale,
+              made_key + warp % 4 * 16, made.kv_head, made.batch);
+    send_rows(&maps.dv, reinterpret_cast<Element*>(smem.shares[consumer][warp % 4]), 16 * kChunk, sum_v, 1.0f,
+              made_key + warp % 4 * 16, made.kv_head, made.batch);
     barrier_wait(&smem.next_full, next_phase);
     number = smem.next;
     __syncwarp();
     release(&smem.next_empty);
     next_phase ^= 1;
   }
+  tma_wait_read<0>();
+}
+
+// Gradients of query rows: what all blocks have added up, times scores' scale; a warp writes 16 rows.
+extern "C" __global__ void __launch_bounds__(kPostprocessThreads)
+    attention_bf16_d64_backward_postprocess(const AttentionArgs args) {
+  wait_for_earlier_launches();
+  const int tiles = (args.seqlen_q + kPostprocessRows - 1) / kPostprocessRows;
+  const int tile = int(blockIdx.x) % tiles, head = int(blockIdx.x) / tiles % args.num_q_heads;
+  const int batch = int(blockIdx.x) / tiles / args.num_q_heads;
+  const int row_tile = tile * (kPostprocessRows / 16) + int(threadIdx.x) / 32;
+  if (16 * row_tile >= args.seqlen_q) return;
+  float* const sums = query_sums_of(args, batch, head);
+  float sum[kD / 2];
+#pragma unroll
+  for (int x = 0; x < kD / 8; ++x) {
+    const float* const place = query_sum_at(sums, row_tile, x);
+    const float4 of_lane = *reinterpret_cast<const float4*>(place);
+    sum[4 * x + 0] = of_lane.x, sum[4 * x + 1] = of_lane.y, sum[4 * x + 2] = of_lane.z, sum[4 * x + 3] = of_lane.w;
+  }
+  write_rows(args.dq + batch * args.dq_stride_batch + head * args.dq_stride_head, args.dq_stride_row,
+             tile * kPostprocessRows, args.seqlen_q, sum, args.scale);
 }
 
 #ifndef __CUDACC_RTC__
@@ -1301,8 +1179,7 @@ extern "C" long long attention_bf16_d64_backward_workspace_bytes(const Attention
   const long long seqlen_q = args->seqlen_q;
   return 4 * ((batch * num_q_heads * ((seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
               (batch * num_q_heads * ((seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
-              (batch * num_q_heads * ((seqlen_q + 127) / 128 * 128) * 64 + 63) / 64 * 64 +
-              (batch * num_q_heads * ((seqlen_q + 127) / 128) + 63) / 64 * 64 + 64);
+              (batch * num_q_heads * ((seqlen_q + 15) / 16 * 16) * 64 + 63) / 64 * 64 + 64);
 }
 
 // How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
@@ -1366,19 +1243,14 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& b
       {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 128,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (v_status != cudaSuccess) return v_status;
-  const cudaError_t dq_status = encode_map(
-      &maps.dq, args->dq, {kD, args->seqlen_q, args->num_q_heads, args->batch},
-      {args->dq_stride_row, args->dq_stride_head, args->dq_stride_batch}, 64, 16,
-      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
-  if (dq_status != cudaSuccess) return dq_status;
   const cudaError_t dk_status = encode_map(
       &maps.dk, any_keys ? args->dk : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->dk_stride_row, args->dk_stride_head, args->dk_stride_batch}, 64, 128,
+      {args->dk_stride_row, args->dk_stride_head, args->dk_stride_batch}, 64, 16,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (dk_status != cudaSuccess) return dk_status;
   const cudaError_t dv_status = encode_map(
       &maps.dv, any_keys ? args->dv : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->dv_stride_row, args->dv_stride_head, args->dv_stride_batch}, 64, 128,
+      {args->dv_stride_row, args->dv_stride_head, args->dv_stride_batch}, 64, 16,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (dv_status != cudaSuccess) return dv_status;
   constexpr size_t smem_bytes = sizeof(SharedStorage);
@@ -1389,6 +1261,21 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& b
   cudaLaunchAttribute attribute;
   const cudaLaunchConfig_t config = configure(grid, kThreads, smem_bytes, stream, attribute, begun);
   return cudaLaunchKernelEx(&config, attention_bf16_d64_backward_kernel, *args, maps);
+}
+
+static int launch_postprocess(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
+  const long long batch = args->batch, num_q_heads = args->num_q_heads;
+  const long long seqlen_q = args->seqlen_q;
+  const long long blocks = (seqlen_q + kPostprocessRows - 1) / kPostprocessRows * num_q_heads * batch;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  constexpr size_t smem_bytes = 0;
+  const cudaError_t status =
+      cudaFuncSetAttribute(attention_bf16_d64_backward_postprocess, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (status != cudaSuccess) return status;
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(unsigned(blocks), 128, smem_bytes, stream, attribute, begun);
+  return cudaLaunchKernelEx(&config, attention_bf16_d64_backward_postprocess, *args);
 }
 
 // Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
@@ -1420,7 +1307,8 @@ extern "C" int attention_bf16_d64_backward(const AttentionArgs* args, cudaStream
   bool begun = false;  // by a launch
   if (const int status = launch_statistics(args, stream, begun)) return status;
   if (const int status = launch_kernel(args, stream, begun)) return status;
+  if (const int status = launch_postprocess(args, stream, begun)) return status;
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "registers", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "heaviest_first", "meeting": "at_once", "ranges": "of_rows", "min_blocks": 1, "turns": "free", "sums": "handed_on", "walk": "down", "far_keys": "walked"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 232448, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "9e04ce8db5b4ce23", "figures": [2104, 1062]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "registers", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "heaviest_first", "meeting": "late", "ranges": "of_keys", "min_blocks": 1, "turns": "free", "sums": "any_order", "walk": "down", "far_keys": "walked"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 199680, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "postprocess", "dependent": true}], "digest": "b188cbaa2ed60e44", "figures": [2227, 1082]}

@@ -11,7 +11,7 @@
 //   br = 64                    query rows that pass by them
 //   schedule = together        products with weights: after those of their gradients, beside, or beside a tile ahead
 //   parts = 1                  parts of them whose weights are made one behind the other
-//   kept = shared              what products read from registers: values, or keys as well
+//   kept = registers           what products read from registers: values, or keys as well
 //   q_stages = 2               tiles of queries in shared memory
 //   dout_stages = 2            tiles of gradients of outputs in shared memory
 //   dq_path = atomics          who makes queries' gradients: a launch, or blocks of keys by sums in memory
@@ -21,11 +21,12 @@
 //   k_stages = 2               tiles of keys in shared memory
 //   v_stages = 2               tiles of values in shared memory
 //   order = by_head            blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
+//   ranges = of_keys           what masks are told by: the keys that each row sees, or the rows that see each key
 //   turns = free               tiles of keys that a block takes: one, or each so-manieth, or the next whenever it is free
 //
-// Measured on NVIDIA H200, batch 16, 25 heads, 1024 rows, with a causal mask: 623.6 us (median), spread
-// 4.3 %, 269.0 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64:
-// 1.6e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
+// Measured on NVIDIA H200, batch 16, 25 heads, 1024 rows, with a causal mask: 569.8 us (median), spread
+// 0.2 %, 294.4 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64:
+// 1.3e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
 //
@@ -37,9 +38,9 @@
 //     flashgen emit bf16_d80_backward_causal_b16_h25_n1024.cu \
 //         --device h200 --dtype bf16 --d 80 --backward --causal --batch 16 --heads 25 --seqlen 1024 \
 //         --family wgmma-backward --set bc=128 --set apart=false --set br=64 --set schedule=together \
-//         --set parts=1 --set kept=shared --set q_stages=2 --set dout_stages=2 --set dq_path=atomics \
+//         --set parts=1 --set kept=registers --set q_stages=2 --set dout_stages=2 --set dq_path=atomics \
 //         --set ds_stages=2 --set rows=128 --set keys=64 --set k_stages=2 --set v_stages=2 \
-//         --set order=by_head --set turns=free
+//         --set order=by_head --set ranges=of_keys --set turns=free
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -225,6 +226,13 @@ __device__ __forceinline__ void add_to_sums(float* sums, const float (&x)[4]) {
                : "memory");
 }
 
+__device__ __forceinline__ void ldmatrix_x4(unsigned* m, const void* row) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(address));
+}
+
 __device__ __forceinline__ void stmatrix_x4_trans(void* row, const unsigned* m) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
                :
@@ -302,6 +310,24 @@ __device__ __forceinline__ void wgmma_m64n64k16_bf16_ss(
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
         "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
       : "l"(a), "l"(b), "r"(int(accumulate)));
+}
+
+__device__ __forceinline__ void wgmma_m64n64k16_bf16_rs(
+    float (&d)[32], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "{%32, %33, %34, %35}, %36, p, 1, 1, 0;\n"
+      "}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));
 }
 
 __device__ __forceinline__ void wgmma_m64n80k16_bf16_rs_trans(
@@ -388,15 +414,6 @@ __device__ __forceinline__ int end_key_of(const AttentionArgs& args, int batch, 
 
 __device__ __forceinline__ int first_key_of(const AttentionArgs& args, int batch, int row) { return 0; }
 
-// What a row sees of the keys, a predicate aside: none where it is not there.
-struct KeyRange {
-  int begin, end;
-};
-__device__ __forceinline__ KeyRange keys_of(const AttentionArgs& args, int batch, int row) {
-  if (row >= args.seqlen_q) return {0, 0};
-  return {first_key_of(args, batch, row), end_key_of(args, batch, row)};
-}
-
 // The first of the rows [below, above) whose keys end behind a key, and the first whose begin behind it; `above` where
 // none do. Bounds rise with rows.
 __device__ __forceinline__ int first_row_that_ends(
@@ -415,6 +432,17 @@ __device__ __forceinline__ void find_rows(
     const AttentionArgs& args, int batch, int first_key, int end_key, int& first_row, int& end_row) {
   first_row = first_row_that_ends(args, batch, first_key, 0, args.seqlen_q);
   end_row = first_row_that_begins(args, batch, end_key - 1, first_row, args.seqlen_q);
+}
+
+// The rows that see a key, a predicate aside: none where it is not there.
+struct RowRange {
+  int begin, end;
+};
+// `first_row` and `end_row`: no others see it.
+__device__ __forceinline__ RowRange rows_of(
+    const AttentionArgs& args, int batch, int key, int first_row, int end_row) {
+  const int begin = first_row_that_ends(args, batch, key, first_row, end_row);
+  return {begin, first_row_that_begins(args, batch, key, begin, end_row)};
 }
 
 // Of each row, its log-sum-exp in powers of two (infinity where it sees nothing, and so weighs nothing), and what its
@@ -447,14 +475,14 @@ __device__ __forceinline__ float* query_sum_at(float* sums, int row_tile, int co
 }
 
 // Turns a product of a row and a key into its weight, and the gradient of the weight into that of the product, but for
-// the scale of scores. `masked`: the row may not see the key, which then is none of those `seen`.
+// the scale of scores. `masked`: the row may not see the key, and then is none of those that `see` it.
 template <bool masked>
 __device__ __forceinline__ void weigh(
-    float& s, float& gradient, const AttentionArgs& args, int batch, int head, int row, int key, KeyRange seen,
+    float& s, float& gradient, const AttentionArgs& args, int batch, int head, int row, int key, RowRange see,
     float scale, float lse, float delta) {
   s = exp2f(fmaf(s, scale, -lse));
   if (masked) {
-    const bool sees_key = key >= seen.begin && key < seen.end;
+    const bool sees_key = row >= see.begin && row < see.end;
     s = sees_key ? s : 0.0f;
   }
   gradient = s * (gradient - delta);
@@ -479,6 +507,10 @@ __device__ __forceinline__ void multiply(
     float (&s)[32], unsigned long long a, unsigned long long b, bool accumulate) {
   wgmma_m64n64k16_bf16_ss(s, a, b, accumulate);
 }
+__device__ __forceinline__ void multiply(
+    float (&s)[32], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
+  wgmma_m64n64k16_bf16_rs(s, a, b, accumulate);
+}
 __device__ __forceinline__ void multiply(float (&sum)[40], const unsigned (&a)[4], unsigned long long b) {
   wgmma_m64n80k16_bf16_rs_trans(sum, a, b, true);
 }
@@ -492,6 +524,26 @@ __device__ __forceinline__ void start_products(float (&s)[n], unsigned long long
     multiply(s, step_of_columns<Kept>(kept, step), step_of_columns<Passing>(passing, step), step > 0);
   }
   wgmma_commit();
+}
+
+// The same of rows that stay in registers.
+template <typename Passing, int steps, int n>
+__device__ __forceinline__ void start_products(
+    float (&s)[n], const unsigned (&kept)[steps][4], unsigned long long passing) {
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < steps; ++step) multiply(s, kept[step], step_of_columns<Passing>(passing, step), step > 0);
+  wgmma_commit();
+}
+
+// A warp's sixteen of 64 rows, from `first` on, as operands of sixteen columns each.
+template <int steps>
+__device__ __forceinline__ void take_kept(unsigned (&kept)[steps][4], const KeptKeys* tile, int first) {
+  const int lane = threadIdx.x % 32, row = first + threadIdx.x % kWarpgroup / 32 * 16 + lane % 16;
+#pragma unroll
+  for (int step = 0; step < steps; ++step) {
+    ldmatrix_x4(kept[step], tile[step / 4] + row * kChunk + ((step % 4 * 2 + lane / 16) ^ row % 8) * 8);
+  }
 }
 
 // Starts to add what passes by to sums, by the weights of sixteen rows of it a step.
@@ -798,12 +850,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   for (int number = blockIdx.x; number < count;) {
     const Turn turn(args, number);
     const int batch = turn.batch, kv_head = turn.kv_head, first_key = turn.first_key;
-    const int first_row = turn.first_row, of_head = turn.of_head;
+    const int first_row = turn.first_row, end_row = turn.end_row, of_head = turn.of_head;
     const int consumer = warp / 4 - 1, lane = threadIdx.x % 32;
     const int own = consumer * 64;  // the consumer's first key here
     const int own_key = first_key + own + warp % 4 * 16 + lane / 4;  // the thread's first
-    const unsigned long long k_desc = descriptor(smem.k[0] + own * kChunk);
-    const unsigned long long v_desc = descriptor(smem.v[0] + own * kChunk);
+    const RowRange rows_of_own = rows_of(args, batch, own_key, first_row, end_row);
+    const RowRange rows_of_other = rows_of(args, batch, own_key + 8, first_row, end_row);
+    unsigned kept_k[kDSteps][4];
+    unsigned kept_v[kDvSteps][4];
     const float scale = args.scale * kLog2e;
     float sum_k[kD / 2] = {}, sum_v[kDv / 2] = {};
     const int share_column = consumer * kShareColumns;  // a consumer's share of queries' gradients begins there
@@ -811,6 +865,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
     if (of_head > 0) {
       barrier_wait(&smem.kept_full, kept_phase);
+      take_kept(kept_k, smem.k, own);
+      take_kept(kept_v, smem.v, own);
     }
 #pragma unroll 1
     for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
@@ -822,9 +878,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         float s[kPassingRows / 2], gradient[kPassingRows / 2];
         unsigned weights[kPassingRows / 16][4], gradients[kPassingRows / 16][4];
         barrier_wait(&smem.q_full[q_pipe.stage], q_pipe.phase);
-        start_products<kDSteps, KeptKeys, PassingRows>(s, k_desc, q_desc);
+        start_products<PassingRows>(s, kept_k, q_desc);
         barrier_wait(&smem.dout_full[dout_pipe.stage], dout_pipe.phase);
-        start_products<kDvSteps, KeptKeys, PassingRows>(gradient, v_desc, dout_desc);
+        start_products<PassingRows>(gradient, kept_v, dout_desc);
         wgmma_wait<0>();
         hold(s);
         hold(gradient);
@@ -838,11 +894,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
               const int row = first + column + e;
-              const KeyRange seen = kMasked ? keys_of(args, batch, row) : KeyRange{};
 #pragma unroll
               for (int h = 0; h < 2; ++h) {
                 const int at = i + 2 * h + e, key = own_key + 8 * h;
-                weigh<kMasked>(s[at], gradient[at], args, batch, head, row, key, seen, scale, e ? lse.y : lse.x,
+                const RowRange see = h ? rows_of_other : rows_of_own;
+                weigh<kMasked>(s[at], gradient[at], args, batch, head, row, key, see, scale, e ? lse.y : lse.x,
                                e ? delta.y : delta.x);
               }
             }
@@ -1074,4 +1130,4 @@ extern "C" int attention_bf16_d80_backward(const AttentionArgs* args, cudaStream
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 16, "num_q_heads": 25, "num_kv_heads": 25, "seqlen_q": 1024, "seqlen_k": 1024, "head_dim": 80, "head_dim_v": 80, "causal": true, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 64, "schedule": "together", "parts": 1, "kept": "shared", "q_stages": 2, "dout_stages": 2, "dq_path": "atomics", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_head", "meeting": "at_once", "ranges": "of_rows", "min_blocks": 1, "turns": "free", "sums": "any_order", "walk": "down", "far_keys": "walked"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d80_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 165888, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "postprocess", "dependent": true}], "digest": "8d37601ffca624a0", "figures": [1987, 1041]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 16, "num_q_heads": 25, "num_kv_heads": 25, "seqlen_q": 1024, "seqlen_k": 1024, "head_dim": 80, "head_dim_v": 80, "causal": true, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 64, "schedule": "together", "parts": 1, "kept": "registers", "q_stages": 2, "dout_stages": 2, "dq_path": "atomics", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_head", "meeting": "at_once", "ranges": "of_keys", "min_blocks": 1, "turns": "free", "sums": "any_order", "walk": "down", "far_keys": "walked"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d80_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 165888, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "postprocess", "dependent": true}], "digest": "30dd2f5e6d1a1f73", "figures": [2102, 1065]}
