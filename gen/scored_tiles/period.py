@@ -19,15 +19,9 @@ _ZERO = Constant(0)
 
 @dataclass(frozen=True)
 class Period(TileExpression):
-    """Keys as far beyond a multiple of ``steps`` as the row's ``place`` is; ``body`` says how far that is."""
+    """Keys as far beyond a multiple of ``steps`` as ``body`` says, the same for all keys of a row."""
 
-    place: Expression
     steps: Expression
-
-    @property
-    def predicate(self) -> Expression:
-        """Whether a row sees a key, asked of the pair."""
-        return apply("eq", self.body, apply("floor_mod", KEY, self.steps))
 
 
 def split_period(predicate: Expression | None) -> tuple[Period | None, Expression | None]:
@@ -58,7 +52,7 @@ def _period(condition: Expression) -> Period | None:
             if affine is not None and abs(affine.times) == 1:
                 place = affine.rest if affine.times < 0 else -affine.rest
         if place is not None and _is_of_rows(place) and _is_for_all(steps):
-            return Period(apply("floor_mod", place, steps), place, steps)
+            return Period(apply("floor_mod", place, steps), steps)
     return None
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from flashgen.gen.expression import Kind, conjuncts
+from flashgen.gen.expression import Expression, Kind, apply, conjuncts
 from flashgen.gen.problem import Problem
-from flashgen.gen.scored_tiles.period import split_period
+from flashgen.gen.scored_tiles.period import Period, split_period
 from flashgen.gen.scoring.asked import Scoring
-from flashgen.gen.scoring.scores import Scores
+from flashgen.gen.scoring.scores import KEY, Scores
 
 
 def scores_of(**asked) -> Scores:
     return Problem(scoring=Scoring(**asked)).scores
+
+
+def asked_of_pairs(period: Period) -> Expression:
+    return apply("eq", period.body, apply("floor_mod", KEY, period.steps))
 
 
 #: Masks, and what a row's place is, by how many keys are apart.
@@ -40,12 +44,12 @@ NONE = (
 def test_a_dilation_is_told_apart():
     scores = scores_of(dilation=3)
     period, rest = split_period(scores.predicate)
-    assert period is not None and rest is None and period.predicate == scores.predicate
-    assert period.place.c() == "q + seqlen_k - seqlen_q" and period.steps.c() == "dilation"
+    assert period is not None and rest is None and asked_of_pairs(period) == scores.predicate
+    assert period.body.operands[0].c() == "q + seqlen_k - seqlen_q" and period.steps.c() == "dilation"
     both = scores_of(dilation=3, bias="u8", always=3, window=(9, 0)).predicate
     period, rest = split_period(both)
     assert period is not None and rest is not None and both is not None
-    assert {period.predicate, *conjuncts(rest)} == set(conjuncts(both))
+    assert {asked_of_pairs(period), *conjuncts(rest)} == set(conjuncts(both))
 
 
 @pytest.mark.parametrize("mask", PERIODS)
@@ -55,9 +59,9 @@ def test_masks_are_the_same_in_parts(mask, beside):
     predicate = scores_of(mask=mask + beside, scalars=scalars).predicate
     period, rest = split_period(predicate)
     assert predicate is not None and period is not None and (rest is None) == (not beside)
-    assert (period.place.c(), period.steps.c()) == PERIODS[mask]
+    assert (period.body.operands[0].c(), period.steps.c()) == PERIODS[mask]
     values = {"q": np.arange(40)[:, None], "k": np.arange(50)[None], "h": 3, "n": 2}
-    parts = period.predicate.value(values) & (True if rest is None else rest.value(values))
+    parts = asked_of_pairs(period).value(values) & (True if rest is None else rest.value(values))
     assert (parts == predicate.value(values)).all() and predicate.kind is Kind.BOOL
 
 
