@@ -11,11 +11,14 @@ from ..limits import WARP
 from ..problem import Problem
 from ..scored_tiles.arrays import TileArray
 from ..scored_tiles.change import changed_tile, reads_at
+from ..scored_tiles.sliding import SlidingArray
 from ..scoring.asked import BUFFER_BYTES
 from ..scoring.scores import KEY, QUERY
 from ..tree.functions import Unit
 from ..work import Counts
 
+#: What an access to global memory brings at once.
+LINE_BYTES = 128
 #: What a lane copies by one access.
 COPIED_BYTES = 16
 #: Lanes that share a row of the tensor cores' products.
@@ -79,6 +82,30 @@ def array_counts(array: TileArray, pairs: float, *, copies_itself: bool = True) 
         accesses=copies + reads,
         wavefronts=(bytes_of_lane + max(bytes_of_lane, 2 * pairs)) / 4,  # copied, and read
         l2_bytes=WARP * bytes_of_lane,
+    )
+
+
+def sliding_counts(array: SlidingArray, rows: int, columns: int) -> Counts:
+    """Counts what one warp does to read an array that slides past a tile, where a lane has ``rows`` eight
+    apart and ``columns`` as tensor cores leave them, two of every eight: each element that a lane's scores
+    meet is read once, and lanes' elements lie side by side."""
+    places = {
+        8 * row * array.per_row + (column // 2 * 8 + column % 2) * array.per_key
+        for row in range(rows)
+        for column in range(columns)
+    }
+    together = (
+        7 * abs(array.per_row) + 6 * abs(array.per_key) + 1
+    )  # between which the lanes of an access read
+    item_bytes = BUFFER_BYTES[array.buffer.dtype]
+    accesses = float(len(places))
+    return Counts(
+        alu=accesses if item_bytes == 2 else 0.0,
+        accesses=accesses,
+        wavefronts=accesses * -(-together * item_bytes // LINE_BYTES),
+        delivered=accesses,
+        l2_bytes=float((max(places) - min(places) + together) * item_bytes),
+        global_waits=1.0,
     )
 
 

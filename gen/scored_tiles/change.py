@@ -18,7 +18,7 @@ from ..problem import Problem
 from ..scoring.scores import DIAGONAL, KEY, NUM_KEYS, NUM_ROWS, QUERY, ROW, SCORE, Bound
 from .arrays import TileArray, with_values
 from .gathering import COLUMN, FIRST_KEY, RAW, SCORE_SCALE, gathered, is_positive, local, product
-from .sliding import SlidingArray, sliding_arrays, sliding_in, with_sliding_loads, with_sliding_values
+from .sliding import SlidingArray, sliding_arrays, sliding_in, with_sliding_values
 from .tangents import IS_SMALL, LARGEST, SmallTangent, small_tangent
 from .terms import Term, terms_of
 
@@ -202,9 +202,9 @@ class TileChange(TileExpression):
     @property
     def in_names_of_pairs(self) -> tuple[Expression, ...]:
         """What is computed over the score and the names of pairs, to be counted: columns are numbers, which
-        cost nothing as floats, and arguments of tangents are small, which is looked for."""
-        values = (value for _, value in (self.tile_values if self.ramp else self.row_values))
-        found = [with_sliding_loads(self.body, self.sliding), *values]
+        cost nothing as floats, and arguments of tangents are small, which is looked for. What slides past a
+        tile is counted by itself."""
+        found = [self.body, *(value for _, value in (self.tile_values if self.ramp else self.row_values))]
         if self.tangent is not None:
             found.append(apply("max", RAW, LARGEST))
         return tuple(_in_names_of_pairs(each) for each in found)

@@ -98,11 +98,6 @@ def with_sliding_values(expression: Expression, arrays: tuple[SlidingArray, ...]
     return replaced(expression, {each.load: each.value for each in arrays})
 
 
-def with_sliding_loads(expression: Expression, arrays: tuple[SlidingArray, ...]) -> Expression:
-    """Returns an expression that loads the elements of pairs instead of naming them."""
-    return replaced(expression, {each.value: each.load for each in arrays})
-
-
 def _sliding(change: Expression, buffers: dict[str, Buffer]) -> Iterator[SlidingArray]:
     counted: dict[str, int] = {}
     for load in loads_of(change):

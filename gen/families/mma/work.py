@@ -11,7 +11,7 @@ from ...scored_tiles.change import changed_tile
 from ...scored_tiles.period import split_period
 from ...scored_tiles.seen import partial_share
 from ...work import BlockWork, Counts, Walk, count_work, heads_alike, shared_walks, walk_tiles
-from ..scoring_work import mask_counts, pair_counts, period_counts
+from ..scoring_work import mask_counts, pair_counts, period_counts, sliding_counts
 from .decoding import decodes
 from .family import Mma
 from .layouts import PADDED
@@ -222,7 +222,7 @@ def _scoring(variant: Mma, problem: Problem, tiles: float) -> Counts:
     packed = problem.group if variant.pack_heads else 1
     partial = partial_share(problem, -(-variant.br // packed), variant.bc)
     # A lane's rows are eight apart.
-    change = changed_tile(problem)
+    change = changed_tile(problem, slides=not variant.pack_heads)
     period, predicate = split_period(problem.scores.predicate)
     asked = pair_counts(
         problem,
@@ -237,6 +237,8 @@ def _scoring(variant: Mma, problem: Problem, tiles: float) -> Counts:
     )
     if period:
         asked += period_counts(rows, columns) * partial
+    for each in change.sliding if change else ():
+        asked += sliding_counts(each, rows, columns)
     return masked + asked
 
 

@@ -21,7 +21,7 @@ from ...scored_tiles.seen import partial_share, seen_shares
 from ...scoring.scores import BATCH, laid_over
 from ...scoring.values import typical_values
 from ...work import Counts, Walk, Work, count_work, heads_alike, sequences_alone, shared_walks
-from ..scoring_work import array_counts, pair_counts, period_counts
+from ..scoring_work import array_counts, pair_counts, period_counts, sliding_counts
 from .caps import cap_in_exponents
 from .family import Wgmma
 from .parameters import GROUP, GROUP_ROWS, MIXED, POLYNOMIAL, PRODUCTS, SEGMENT_KEYS, UNIT, is_split
@@ -334,8 +334,8 @@ def _asked(variant: Wgmma, problem: Problem, limits: DeviceLimits, masked_share:
     partial = partial_share(problem, variant.br * variant.tiles_per_cluster(), variant.bc)
 
     def changed_by(tangent: str) -> Counts:
-        change = change_of_tiles(problem, changing, tangent)
-        return pair_counts(
+        change = change_of_tiles(problem, changing, tangent, slides=not variant.pack_heads)
+        counts = pair_counts(
             problem,
             2,
             variant.bc / 4,
@@ -345,6 +345,9 @@ def _asked(variant: Wgmma, problem: Problem, limits: DeviceLimits, masked_share:
             change=change and change.in_names_of_pairs,
             predicate=predicate,
         )
+        for each in change.sliding if change else ():
+            counts += sliding_counts(each, 2, variant.bc // 4)
+        return counts
 
     cap = cap_in_exponents(problem, variant.tangent)
     if cap is not None:

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 from flashgen.gen.families.mma.family import Mma
 from flashgen.gen.families.mma_backward.family import MmaBackward
+from flashgen.gen.families.scoring_work import sliding_counts
 from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
 from flashgen.gen.render import render
-from flashgen.gen.scoring.asked import Scoring
+from flashgen.gen.scored_tiles.sliding import sliding_arrays
+from flashgen.gen.scoring.asked import BUFFER_BYTES, Scoring
 from flashgen.gen.variant import Variant
 from flashgen.tuner.build.protocol import Build
 from flashgen.tuner.cards.emulated import SimDevice
@@ -22,6 +24,7 @@ from flashgen.tuner.cards.score_values import values_as_read
 from flashgen.tuner.errors import LaunchError
 from flashgen.tuner.evaluate import reference
 from flashgen.tuner.evaluate.gradients import gradients
+from flashgen.tuner.predict.prior import prior_of
 
 from tests.gen.families.test_wgmma_backward import SCORED_BY
 from tests.support.emulated import needs_compiler
@@ -151,6 +154,17 @@ def test_gradients_read_nothing_beyond_an_array(walk: str) -> None:
     for length in LENGTHS[1:]:
         values = values_of(kernel.problem, length)
         assert error_of(compiled(kernel, sanitize=True), 70, 100, values, sanitize=True) < SHARES[dtype]
+
+
+def test_rows_eight_apart_share_what_is_counted() -> None:
+    for name, accesses, together in (("distances", 18, 14), ("of halves", 20, 21), ("of keys", 16, 13)):
+        (array,) = sliding_arrays(problem_of(name, "bf16").scores)
+        counts = sliding_counts(array, 2, 16)
+        assert counts.accesses == counts.wavefronts == accesses
+        steps = 8 * abs(array.per_row) + 57 * abs(array.per_key) + together
+        assert counts.l2_bytes == steps * BUFFER_BYTES[array.buffer.dtype]
+    distances = problem_of("distances", "bf16")
+    assert prior_of(distances, H200)(Wgmma()) < prior_of(distances, H200)(Wgmma(pack_heads=True, br=64))
 
 
 def test_heads_that_have_places_of_their_own_are_asked_by_gradients_one_by_one() -> None:

@@ -613,7 +613,9 @@ def test_changes_are_paid_for_score_by_score():
     ramped = work(ALIBI, causal=True)
     assert ramped.asked_slots <= scores / 4 and ramped.score_cycles == 5 / 4 * work(PLAIN).score_cycles
     assert ramped.wavefronts == work(PLAIN).wavefronts + 64 * 32 / 128
-    assert work(Scoring(score="score + t[h, k - q]")).asked_wavefronts >= 4 * 8 * scores
+    assert work(Scoring(score="score + t[h, k * q]")).asked_wavefronts >= 4 * 8 * scores
+    # What slides past a tile: each element is read once, lanes' side by side.
+    assert work(Scoring(score="score + t[h, k - q]")).asked_wavefronts == 4 * (scores / 2 + 2)
     # What comes ahead passes through shared memory as a whole, to it and from it: of 32 lanes of four warps.
     assert work(Scoring(bias="f16")).asked_wavefronts == 2 * scores * 4 * 32 * 2 / 128
 
