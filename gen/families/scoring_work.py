@@ -94,9 +94,8 @@ def sliding_counts(array: SlidingArray, rows: int, columns: int) -> Counts:
         for row in range(rows)
         for column in range(columns)
     }
-    together = (
-        7 * abs(array.per_row) + 6 * abs(array.per_key) + 1
-    )  # between which the lanes of an access read
+    # Elements among which the lanes of an access, eight rows by four pairs of columns, read theirs.
+    together = 7 * abs(array.per_row) + 6 * abs(array.per_key) + 1
     item_bytes = BUFFER_BYTES[array.buffer.dtype]
     accesses = float(len(places))
     return Counts(

@@ -27,9 +27,11 @@ from flashgen.tuner.evaluate.gradients import gradients
 from flashgen.tuner.predict.prior import prior_of
 
 from tests.gen.families.test_wgmma_backward import SCORED_BY
+from tests.gen.families.test_wgmma_backward_parts import WAYS as IN_PARTS
 from tests.support.emulated import needs_compiler
 from tests.support.given_gradients import given_of, largest_share
-from tests.support.scored_attention import assert_close, attend, built
+from tests.support.scored_attention import assert_close, attend, built, is_legal
+from tests.support.scorings import drawn_values
 
 H200 = preset("h200")
 SCALE = 0.3
@@ -45,6 +47,7 @@ SCORINGS: dict[str, Scoring] = {
     "of heads": Scoring(score="score - table[q - 3 * k + 7 * h + 50]"),
     "two": Scoring(score="score + table[h, q - k] * other[k - 2 * q + 100] + table[h, k - q + 9]"),
     "counts": Scoring(score="score + 0.01 * table[h, q - k]", buffers=(("table", "i32"),)),
+    "beside a bias": Scoring(score="score + table[h, q - k]", bias="f16", window=(40, -1), sinks=True),
 }
 #: How long arrays are: as long as any tile asks for; so that some tiles lie beyond either end; one element.
 LENGTHS = (900, 70, 1)
@@ -54,12 +57,14 @@ FORWARD: dict[str, tuple[Variant, str, float]] = {
     "wgmma, parts": (Wgmma(br=128, bc=32), "f32", 2e-5),
     "wgmma, packed": (Wgmma(br=64, bc=32, pack_heads=True, persistent=False), "f16", 4e-3),
     "mma": (Mma(br=32, bc=16, rows_per_warp=32), "f16", 4e-3),
+    "mma, heads in turn": (Mma(br=32, bc=16, rows_per_warp=16, q_in_registers=False, heads=4), "f16", 4e-3),
     "mma, key warps": (Mma(br=16, bc=16, key_warps=4), "bf16", 2e-2),
     "mma, parts": (Mma(br=32, bc=16, rows_per_warp=16), "f32", 2e-5),
 }
 BACKWARD: dict[str, tuple[Variant, str]] = {
     **{f"wgmma, {name}": (variant, "bf16") for name, variant in SCORED_BY.items()},
     "mma": (MmaBackward(bc=32, br=16, key_warps=2, rows=32, keys=32, row_warps=1), "f16"),
+    "wgmma, parts": (IN_PARTS["narrow, sums by threads"][0], "f32"),
     "mma, sums": (MmaBackward(bc=32, br=16, key_warps=2, dq_path="atomics"), "f32"),
 }
 #: Of rows and keys: ragged; rows that see nothing under a causal mask; more keys.
@@ -73,38 +78,47 @@ def problem_of(name: str, dtype: str, *, causal: bool = False, backward: bool = 
     return Problem(dtype=dtype, scoring=SCORINGS[name], causal=causal, backward=backward, **sizes)
 
 
-def values_of(problem: Problem, length: int) -> dict[str, Any]:
-    """Arrays of so many elements in their last axes, rounded as kernels read them."""
-    rng, values = np.random.default_rng(length), dict[str, Any](problem.scoring.scalars)
+def values_of(problem: Problem, length: int, rows: int, keys: int) -> dict[str, Any]:
+    """What scores read, arrays that slide of so many elements in their last axes."""
+    rng, values = np.random.default_rng(length), dict(drawn_values(problem, rows, keys))
     for each in problem.scores.buffers:
+        if each.axes[-1]:
+            continue
         shape = [4 if axis else 3 for axis in each.axes[:-1]] + [length]
         drawn = rng.standard_normal(shape).astype(np.float32)
         values[each.name] = (drawn * 50).astype(np.int32) if each.dtype == "i32" else drawn
-    return dict(values_as_read(problem, values))
+    return dict(values_as_read(replace(problem, seqlen_q=rows, seqlen_k=keys), values))
 
 
 @needs_compiler
-@pytest.mark.parametrize("walk", FORWARD)
-@pytest.mark.parametrize("name", SCORINGS)
+@pytest.mark.parametrize(
+    ("name", "walk"),
+    [
+        (name, walk)
+        for name in SCORINGS
+        for walk, (variant, dtype, _) in FORWARD.items()
+        if is_legal(variant, problem_of(name, dtype))
+    ],
+)
 def test_scores_are_changed_by_what_slides_past_them(name: str, walk: str) -> None:
     variant, dtype, tolerance = FORWARD[walk]
     build = built(variant, problem_of(name, dtype, causal=name == "distances"))
     assert ("are_within(" in build.kernel.source) == ("packed" not in walk)
     for length in LENGTHS:
-        values = values_of(build.kernel.problem, length)
         for rows, keys in SHAPES:
+            values = values_of(build.kernel.problem, length, rows, keys)
             assert_close(*attend(build, rows, keys, values), tolerance)
 
 
 @needs_compiler
 @pytest.mark.parametrize("walk", BACKWARD)
-@pytest.mark.parametrize("name", ["distances", "turned", "capped", "two"])
+@pytest.mark.parametrize("name", ["distances", "turned", "capped", "two", "beside a bias"])
 def test_gradients_are_those_of_what_slides_past(name: str, walk: str) -> None:
     variant, dtype = BACKWARD[walk]
     build = compiled(render(variant, problem_of(name, dtype, causal=name == "capped", backward=True), H200))
     for length in LENGTHS:
-        values = values_of(build.kernel.problem, length)
         for rows, keys in SHAPES:
+            values = values_of(build.kernel.problem, length, rows, keys)
             assert error_of(build, rows, keys, values) < SHARES[dtype], (length, rows, keys)
 
 
@@ -117,7 +131,7 @@ def test_tiles_that_are_within_ask_of_no_element(walk: str) -> None:
     assert kernel.source.count(blind) == 1
     build = compiled(replace(kernel, source=kernel.source.replace(blind, "  i0 = 0;\n")))
     for length, is_right in ((900, True), (70, False)):
-        found, expected = attend(build, 60, 64, values_of(kernel.problem, length))
+        found, expected = attend(build, 60, 64, values_of(kernel.problem, length, 60, 64))
         if is_right:
             assert_close(found, expected, tolerance)
         else:
@@ -131,7 +145,7 @@ def test_nothing_beyond_an_array_is_read(name: str, walk: str) -> None:
     variant, dtype, tolerance = FORWARD[walk]
     build = built(variant, problem_of(name, dtype), sanitize=True)
     for length in LENGTHS[1:]:
-        values = values_of(build.kernel.problem, length)
+        values = values_of(build.kernel.problem, length, 70, 100)
         assert_close(*attend(build, 70, 100, values, sanitize=True), tolerance)
 
 
@@ -143,7 +157,7 @@ def test_a_tile_that_is_not_within_an_array_is_noticed() -> None:
     assert told in kernel.source
     build = compiled(replace(kernel, source=kernel.source.replace(told, "return true;")), sanitize=True)
     with pytest.raises(LaunchError, match="past the end of table"):
-        attend(build, 70, 200, values_of(kernel.problem, 70), sanitize=True)
+        attend(build, 70, 200, values_of(kernel.problem, 70, 70, 200), sanitize=True)
 
 
 @needs_compiler
@@ -152,7 +166,7 @@ def test_gradients_read_nothing_beyond_an_array(walk: str) -> None:
     variant, dtype = BACKWARD[walk]
     kernel = render(variant, problem_of("two", dtype, backward=True), H200)
     for length in LENGTHS[1:]:
-        values = values_of(kernel.problem, length)
+        values = values_of(kernel.problem, length, 70, 100)
         assert error_of(compiled(kernel, sanitize=True), 70, 100, values, sanitize=True) < SHARES[dtype]
 
 
