@@ -28,6 +28,7 @@ from flashgen.tuner.predict.prior import prior_of
 
 from tests.gen.families.test_wgmma_backward import SCORED_BY
 from tests.gen.families.test_wgmma_backward_parts import WAYS as IN_PARTS
+from tests.support.depth import sampled
 from tests.support.emulated import needs_compiler
 from tests.support.given_gradients import given_of, largest_share
 from tests.support.scored_attention import assert_close, attend, built, is_legal
@@ -78,6 +79,16 @@ def problem_of(name: str, dtype: str, *, causal: bool = False, backward: bool = 
     return Problem(dtype=dtype, scoring=SCORINGS[name], causal=causal, backward=backward, **sizes)
 
 
+def forward_cases() -> list[tuple[str, str]]:
+    """Every scoring by every walk that serves it."""
+    return [
+        (name, walk)
+        for name in SCORINGS
+        for walk, (variant, dtype, _) in FORWARD.items()
+        if is_legal(variant, problem_of(name, dtype))
+    ]
+
+
 def values_of(problem: Problem, length: int, rows: int, keys: int) -> dict[str, Any]:
     """What scores read, arrays that slide of so many elements in their last axes."""
     rng, values = np.random.default_rng(length), dict(drawn_values(problem, rows, keys))
@@ -91,15 +102,7 @@ def values_of(problem: Problem, length: int, rows: int, keys: int) -> dict[str, 
 
 
 @needs_compiler
-@pytest.mark.parametrize(
-    ("name", "walk"),
-    [
-        (name, walk)
-        for name in SCORINGS
-        for walk, (variant, dtype, _) in FORWARD.items()
-        if is_legal(variant, problem_of(name, dtype))
-    ],
-)
+@pytest.mark.parametrize(("name", "walk"), sampled(forward_cases(), 16))
 def test_scores_are_changed_by_what_slides_past_them(name: str, walk: str) -> None:
     variant, dtype, tolerance = FORWARD[walk]
     build = built(variant, problem_of(name, dtype, causal=name == "distances"))
@@ -111,8 +114,17 @@ def test_scores_are_changed_by_what_slides_past_them(name: str, walk: str) -> No
 
 
 @needs_compiler
-@pytest.mark.parametrize("walk", BACKWARD)
-@pytest.mark.parametrize("name", ["distances", "turned", "capped", "two", "beside a bias"])
+@pytest.mark.parametrize(
+    ("name", "walk"),
+    sampled(
+        [
+            (name, walk)
+            for name in ("distances", "turned", "capped", "two", "beside a bias")
+            for walk in BACKWARD
+        ],
+        11,
+    ),
+)
 def test_gradients_are_those_of_what_slides_past(name: str, walk: str) -> None:
     variant, dtype = BACKWARD[walk]
     build = compiled(render(variant, problem_of(name, dtype, causal=name == "capped", backward=True), H200))
