@@ -1,3 +1,5 @@
+import json
+import random
 from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import product
@@ -14,6 +16,7 @@ from flashgen.gen.space import enumerate_space
 from flashgen.gen.variant import Illegal, Variant, param, rule
 from flashgen.gen.watched import watched
 
+from tests.support import ROOT
 from tests.support.depth import sampled
 
 
@@ -38,6 +41,8 @@ class Toy(Variant):
 
 
 LIMITS = PRESETS["h200"]
+#: A problem of each family's, with all that changes its rules.
+CASES = json.loads((ROOT / "tests" / "gen" / "golden" / "cases.json").read_text())
 
 
 def test_pruned_walk_equals_the_filtered_product():
@@ -247,6 +252,19 @@ def test_no_rule_reads_a_parameter_that_is_set_after_it(family, problem, card):
                         each,
                         other.name,
                     )
+
+
+@pytest.mark.parametrize("name", sampled(CASES, 4, thorough=12))
+def test_what_is_enumerated_is_legal(name):
+    case = CASES[name]
+    problem, limits = Problem.from_dict(case["problem"]), PRESETS[case["card"]]
+    space = enumerate_space(FAMILIES[case["family"]], problem, limits)
+    names = [p.name for p in space.family.parameters()]
+    for i in random.Random(name).sample(range(len(space)), min(len(space), 3000)):
+        codes = zip(names, space.choices, space.codes[:, i].tolist(), strict=True)
+        space.family.with_values({each: choices[code] for each, choices, code in codes}).check(
+            problem, limits
+        )
 
 
 @pytest.mark.parametrize("card", sampled(["p100", "t4", "a100", "rtx-4090", "h200"], 1))

@@ -287,9 +287,20 @@ class RuledParameters(RulesOfParts):
             return told + f"{problem.head_dim} columns are no whole shares of {columns}, nor half one more"
         return None
 
+    # Blocks that stay, and those that hand sums on, need more than earlier rules know of; so do those whose
+    # consumers meet late.
     @rule("registers", after="sums")
-    def _registers_fit_those_that_hand_on(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        return self._registers_fit(problem, limits) if self.hands_on_sums else None
+    def _registers_fit_those_that_stay(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        return self._registers_fit(problem, limits) if self.persistent else None
+
+    @rule("shared memory", after="sums")
+    def _shared_memory_fits_those_that_stay(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        stays = self.persistent or self.meeting != AT_ONCE
+        return self._shared_memory_fits(problem, limits) if stays else None
+
+    @rule("combination", after="sums")
+    def _blocks_that_stay_share_an_sm(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        return self._blocks_share_an_sm(problem, limits) if self.persistent else None
 
     @rule("combination", after="walk")
     def _walks_against_keys_hand_on(self, problem: Problem, limits: DeviceLimits) -> str | None:
