@@ -5,8 +5,10 @@ A tile of scores meets a tile of them, which a kernel can bring to shared memory
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import TypeVar
 
 from ..expression import Expression, Load, Name, apply, loads_of, replaced
 from ..scoring.asked import BUFFER_BYTES
@@ -20,14 +22,26 @@ _PLACES: dict[Expression, str] = {BATCH: "batch", HEAD: "head"}
 
 
 @dataclass(frozen=True)
-class TileArray:
-    """An array that is read at plain row and key, and batch and head if at all, by one of an expression's
-    elements."""
+class MetArray:
+    """An array that an expression takes an element of for each pair, which can be named instead."""
 
     load: Load
     buffer: Buffer
     name: str
-    """What its tile is called in C++."""
+    """What it is called in C++."""
+
+    @property
+    def value(self) -> Name:
+        """The element of a pair, as C++ calls it once it is there."""
+        return local(f"{self.name}_value", self.load.kind)
+
+
+Met = TypeVar("Met", bound=MetArray)
+
+
+class TileArray(MetArray):
+    """An array that is read at plain row and key, and batch and head if at all, by one of an expression's
+    elements."""
 
     @property
     def item_bytes(self) -> int:
@@ -38,11 +52,6 @@ class TileArray:
     def is_alone(self) -> bool:
         """Whether its buffer is read in no other way, so that each of its axes is that of one index."""
         return all(len(axis) == 1 for axis in self.buffer.axes) and self.name == self.buffer.name
-
-    @property
-    def value(self) -> Name:
-        """The element of a pair, as C++ calls it once it is there."""
-        return local(f"{self.name}_value", self.load.kind)
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -72,6 +81,12 @@ class TileArray:
         return " + ".join(f"tile.{place} * args.{stride}" for place, stride in places if place)
 
 
+def name_beside(buffer: str, others: Sequence[MetArray]) -> str:
+    """Returns what C++ calls an array of a buffer that others may be of, too."""
+    before = sum(each.load.buffer == buffer for each in others)
+    return f"{buffer}{before or ''}"
+
+
 @cache
 def tile_arrays(scores: Scores) -> tuple[TileArray, ...]:
     """Returns the arrays of which tiles can be brought ahead of the scores that meet them."""
@@ -80,8 +95,7 @@ def tile_arrays(scores: Scores) -> tuple[TileArray, ...]:
     loads = [each for each in loads_of(*trees) if each.buffer in buffers and _is_plain(each)]
     found: list[TileArray] = []
     for load in loads:
-        before = sum(each.load.buffer == load.buffer for each in found)
-        found.append(TileArray(load, buffers[load.buffer], f"{load.buffer}{before or ''}"))
+        found.append(TileArray(load, buffers[load.buffer], name_beside(load.buffer, found)))
     return tuple(found)
 
 
@@ -96,11 +110,16 @@ def bytes_that_say(predicate: Expression | None, arrays: tuple[TileArray, ...]) 
 @cache
 def met_by(expression: Expression | None, arrays: tuple[TileArray, ...]) -> tuple[TileArray, ...]:
     """Returns those of some arrays that an expression takes elements of."""
-    loads = () if expression is None else loads_of(expression)
+    return () if expression is None else taken_by(expression, arrays)
+
+
+def taken_by(expression: Expression, arrays: Sequence[Met]) -> tuple[Met, ...]:
+    """Returns those of some arrays, of one kind, that an expression takes elements of."""
+    loads = loads_of(expression)
     return tuple(each for each in arrays if each.load in loads)
 
 
-def with_values(expression: Expression, arrays: tuple[TileArray, ...]) -> Expression:
+def with_values(expression: Expression, arrays: Sequence[MetArray]) -> Expression:
     """Returns an expression that names the elements of pairs instead of loading them."""
     return replaced(expression, {each.load: each.value for each in arrays})
 

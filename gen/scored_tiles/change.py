@@ -16,9 +16,9 @@ from ..expression import Apply, Constant, Expression, Kind, Load, Name, apply, f
 from ..formula.affine import Affine, least_value
 from ..problem import Problem
 from ..scoring.scores import DIAGONAL, KEY, NUM_KEYS, NUM_ROWS, QUERY, ROW, SCORE, Bound
-from .arrays import TileArray, with_values
+from .arrays import TileArray, taken_by, with_values
 from .gathering import COLUMN, FIRST_KEY, RAW, SCORE_SCALE, gathered, is_positive, local, product
-from .sliding import SlidingArray, sliding_arrays, sliding_in, with_sliding_values
+from .sliding import SlidingArray, sliding_arrays
 from .tangents import IS_SMALL, LARGEST, SmallTangent, small_tangent
 from .terms import Term, terms_of
 
@@ -287,9 +287,9 @@ def tile_change(
         row_values.append((SHIFT, affine.shift))
     body, tangent = _with_small_tangent(body, approximate=approximate) if small_tangents else (body, None)
     body = _with_read_keys(with_values(body, arrays), along_keys)
-    sliding = sliding_in(body, sliding)
+    sliding = taken_by(body, sliding)
     return TileChange(
-        with_sliding_values(body, sliding),
+        with_values(body, sliding),
         factor,
         tuple(row_values),
         tuple(affine.bends),

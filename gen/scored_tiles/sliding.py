@@ -8,32 +8,22 @@ within the array one by one, and rows that are eight apart share what they read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from ..expression import Expression, Load, Name, distinct, loads_of, replaced
+from ..expression import Expression, loads_of
 from ..formula.affine import affine_in
-from ..scoring.scores import HEAD, KEY, QUERY, Buffer, Scores
-from .gathering import local
+from ..scoring.scores import HEAD, KEY, QUERY, Scores
+from .arrays import MetArray, name_beside
 
 
 @dataclass(frozen=True)
-class SlidingArray:
+class SlidingArray(MetArray):
     """An array of which ``load`` takes the element ``per_row`` further in the last axis for the next row, and
     ``per_key`` further for the next key, where its other axes are at the same place for all pairs."""
 
-    load: Load
-    buffer: Buffer
-    name: str
-    """What it is called in C++."""
     per_row: int
     per_key: int
-
-    @property
-    def value(self) -> Name:
-        """The element of a pair, as C++ calls it."""
-        return local(f"{self.name}_value", self.load.kind)
 
     @property
     def size(self) -> str:
@@ -72,7 +62,18 @@ def sliding_arrays(scores: Scores) -> tuple[SlidingArray, ...]:
     if scores.change is None:
         return ()
     buffers = {each.name: each for each in scores.buffers if not each.axes[-1]}
-    return tuple(_sliding(scores.change, buffers))
+    found: list[SlidingArray] = []
+    for load in loads_of(scores.change):
+        *outer, last = load.indices
+        along_keys = affine_in(KEY, last)
+        if load.buffer not in buffers or along_keys is None or along_keys.times == 0 or _are_of_pairs(outer):
+            continue
+        along_rows = affine_in(QUERY, along_keys.rest)
+        if along_rows is not None:
+            name = name_beside(load.buffer, found)
+            steps = along_rows.times, along_keys.times
+            found.append(SlidingArray(load, buffers[load.buffer], name, *steps))
+    return tuple(found)
 
 
 @cache
@@ -85,33 +86,6 @@ def sliding_past_tiles(scores: Scores) -> tuple[SlidingArray, ...]:
     told = [each.load for each in arrays if HEAD.name not in each.load.indices[-1].names()]
     others = {each.buffer for each in loads_of(scores.change) if each not in told}
     return tuple(each for each in arrays if each.load.buffer not in others)
-
-
-def sliding_in(expression: Expression, arrays: tuple[SlidingArray, ...]) -> tuple[SlidingArray, ...]:
-    """Returns those of some arrays that an expression takes elements of."""
-    found = {*distinct(expression)}
-    return tuple(each for each in arrays if each.load in found)
-
-
-def with_sliding_values(expression: Expression, arrays: tuple[SlidingArray, ...]) -> Expression:
-    """Returns an expression that names the elements of pairs instead of loading them."""
-    return replaced(expression, {each.load: each.value for each in arrays})
-
-
-def _sliding(change: Expression, buffers: dict[str, Buffer]) -> Iterator[SlidingArray]:
-    counted: dict[str, int] = {}
-    for load in loads_of(change):
-        *outer, last = load.indices
-        along_keys = affine_in(KEY, last)
-        if load.buffer not in buffers or along_keys is None or along_keys.times == 0 or _are_of_pairs(outer):
-            continue
-        along_rows = affine_in(QUERY, along_keys.rest)
-        if along_rows is None:
-            continue
-        before = counted.get(load.buffer, 0)
-        counted[load.buffer] = before + 1
-        name = f"{load.buffer}{before or ''}"
-        yield SlidingArray(load, buffers[load.buffer], name, along_rows.times, along_keys.times)
 
 
 def _are_of_pairs(indices: list[Expression]) -> bool:

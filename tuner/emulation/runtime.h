@@ -122,8 +122,9 @@ void store_floats(float* global, const float* shared, size_t bytes, const char* 
 void commit_stores();
 // Until they have been read where they come from, or `landed` where they go.
 void wait_for_stores(unsigned groups_left_in_flight, bool landed);
-// Until another block has left the number there.
+// A line of memory that nobody reads any more holds no numbers.
 void discard(float* floats, size_t count, const char* what, int line);
+// Until another block has left the number there.
 void wait_for_number(const int* place, int number, const char* what, int line);
 // Shows this thread's ordinary writes to the copy engine and to products.
 void fence_proxy();
