@@ -107,7 +107,8 @@ def _entries(folder: Path) -> list[CacheEntry]:
     for path in folder.glob("[0-9a-f][0-9a-f]/*"):
         if match := _KEY.match(path.name):
             with contextlib.suppress(OSError):
-                files.setdefault(match[0], []).append((path, path.stat()))
+                status = path.stat()
+                files.setdefault(match[0], []).append((path, status))
     return [
         CacheEntry(
             key,

@@ -95,3 +95,13 @@ def test_another_process_may_remove_meanwhile(folder: Path, monkeypatch: pytest.
     cache_size.clear(folder)
     monkeypatch.setattr(cache_size, "_entries", lambda _: found)
     assert cache_size.trim(folder, 0) > 0
+
+
+def test_what_goes_while_the_folder_is_looked_through_is_no_entry(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build("a", 5000)
+    listed = list(folder.glob("[0-9a-f][0-9a-f]/*"))
+    cache_size.clear(folder)
+    monkeypatch.setattr(Path, "glob", lambda *_: listed)
+    assert listed and cache_size.cache_use(folder).entries == 0
