@@ -18,7 +18,7 @@ from ..gen.problem import ITEM_BYTES, PRECISIONS, Problem
 from ..gen.scoring.asked import BIAS_DTYPES, BOOLEAN, Scoring
 from .serving_suites import SERVING_SUITES
 from .training_suites import TRAINING_SUITES
-from .workload import Suite, Workload, workload
+from .workload import RELATIVE_BIAS, Suite, Workload, workload
 
 #: Tokens of a batch, and columns of all heads, whatever the length and the head dim.
 LLM_TOKENS, LLM_WIDTH = 16384, 2048
@@ -53,8 +53,6 @@ def _fp32() -> tuple[Workload, ...]:
 
 #: A row's own pixel and eight around it in each direction, of images of 64 by 64.
 NEIGHBOURS = "abs(q // 64 - k // 64) <= 8 and abs(q % 64 - k % 64) <= 8"
-#: A table of biases for each head by the distance of a key.
-RELATIVE_BIAS = "score + table[h, q - k]"
 
 
 def _masks() -> tuple[Workload, ...]:

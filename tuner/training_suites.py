@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .workload import Suite, Workload, workload
+from .workload import RELATIVE_BIAS, Suite, Workload, workload
 
 #: Tokens of a batch, and columns of all heads, of most of them.
 _TOKENS, _WIDTH = 16384, 2048
@@ -43,6 +43,10 @@ def _backward() -> tuple[Workload, ...]:
         ),
         _gradients("bf16", 128, 16384, True, f"document{_DOCUMENTS}-", documents=_DOCUMENTS),
         _gradients("bf16", 64, 8192, True, "alibi-", alibi=True),
+        *(
+            _gradients("bf16", head_dim, 2048, True, "relbias-", score=RELATIVE_BIAS)
+            for head_dim in (64, 128)
+        ),
     )
 
 

@@ -8,6 +8,9 @@ from typing import Any
 from ..gen.problem import Problem
 from ..gen.scoring.asked import Scoring
 
+#: A table of biases for each head by the distance of a key.
+RELATIVE_BIAS = "score + table[h, q - k]"
+
 
 @dataclass(frozen=True)
 class Workload:

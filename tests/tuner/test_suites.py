@@ -122,11 +122,15 @@ def test_gradients_are_those_that_rivals_were_timed_on() -> None:
             assert workload_named(problem.name).problem == problem
 
 
-def test_gradients_under_documents_and_slopes_are_of_what_outputs_are_timed_on() -> None:
+def test_gradients_of_changed_scores_and_documents_are_of_what_outputs_are_timed_on() -> None:
     of_outputs, of_gradients = SUITES["masks"].problems, SUITES["backward"].problems
+    biased = replace(of_outputs["relbias-d128-8192c"], batch=8, seqlen_q=2048, seqlen_k=2048)
+    narrow = replace(biased, num_q_heads=32, num_kv_heads=32, head_dim=64, head_dim_v=64)
     for name, problem in (
         ("document16-bf16-d128-16384c", of_outputs["document16-d128-16384c"]),
         ("alibi-bf16-d64-8192c", of_outputs["alibi-d64-8192c"]),
+        ("relbias-bf16-d64-2048c", narrow),
+        ("relbias-bf16-d128-2048c", biased),
     ):
         assert of_gradients[f"backward-{name}"] == replace(problem, backward=True)
         drawn, expected = (typical_values(p) for p in (of_gradients[f"backward-{name}"], problem))
