@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..expression import Constant, Expression
 from ..formula.derivative import derivative
 from ..handover.plan import Plan
 from ..handover.query_sums import TILE_ROWS, postprocess_launch, query_sums_region
@@ -29,11 +30,19 @@ from ..scoring.buffer_gradients import (
     buffer_gradients,
 )
 from ..scoring.first_rows import first_rows_behind
-from ..scoring.scores import SCORE
+from ..scoring.scores import SCORE, Scores
 from ..variant import Variant
 
+_ONE = Constant(1.0)
 #: The first architecture that adds four numbers to neighbouring ones in memory by one instruction.
 VECTOR_SUMS = 90
+
+
+def slope_of_change(scores: Scores) -> Expression | None:
+    """Returns how fast changed scores grow with scores; None where as fast as these, as what is added to them
+    does not matter to that."""
+    slope = _ONE if scores.change is None else derivative(scores.change, SCORE.name)
+    return None if slope == _ONE else slope
 
 
 @dataclass(frozen=True)
@@ -128,7 +137,7 @@ class GradientVariant(Variant):
 
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
         """Returns what all templates of gradients need."""
-        change, postprocess = problem.scores.change, self._postprocess(problem)
+        postprocess = self._postprocess(problem)
         sliding = sliding_past_tiles(problem.scores)
         return {
             "statistics_tile": self.statistics_tile,
@@ -147,7 +156,7 @@ class GradientVariant(Variant):
             "pairs": {"threads": PAIR_THREADS, "rows": PAIR_ROWS, "keys": PAIR_KEYS, "columns": PAIR_COLUMNS},
             "sink_threads": SINK_THREADS,
             "first_rows": {each: first_rows_behind(problem.scores, each) for each in ("begins", "ends")},
-            "slope": derivative(change, SCORE.name) if change is not None else None,
+            "slope": slope_of_change(problem.scores),
             "sliding": sliding,
             # What accessors of these are called where a change of scores is told whether they are within.
             "checked": {f"{each.load.buffer}_at": f"{each.load.buffer}_at<is_within>" for each in sliding},

@@ -11,7 +11,7 @@
 //   bc = 128                   keys that a block keeps, whose gradients it makes
 //   apart = false              of 64 keys one warpgroup makes dv and another dk, which takes fewer registers
 //   br = 128                   query rows that pass by them
-//   schedule = ahead           products with weights: after those of their gradients, beside, or beside a tile ahead
+//   schedule = ahead           when weights are made and multiplied: beside their gradients, after, or a tile ahead
 //   parts = 2                  parts of them whose weights are made one behind the other
 //   kept = registers           what products read from registers: values, or keys as well
 //   q_stages = 2               tiles of queries in shared memory
@@ -23,15 +23,16 @@
 //   k_stages = 2               tiles of keys in shared memory
 //   v_stages = 2               tiles of values in shared memory
 //   order = heaviest_first     blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
+//   meeting = late             when consumers await each other's gradients of scores: at once, or with other products begun
 //   ranges = of_keys           what masks are told by: the keys that each row sees, or the rows that see each key
 //   turns = free               tiles of keys that a block takes: one, or each so-manieth, or the next whenever it is free
 //   far_keys = left_out        keys so far off that slopes leave them no weight: walked, or left out by lengths of rows
 //
 // Tuned with ALiBi.
 //
-// Measured on NVIDIA H200, batch 2, 32 heads, 8192 rows, with a causal mask, ALiBi: 1.814 ms (median), spread
-// 0.1 %, 757.5 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64:
-// 1.3e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
+// Measured on NVIDIA H200, batch 2, 32 heads, 8192 rows, with a causal mask, ALiBi: 1.665 ms (median), spread
+// 0.1 %, 825.7 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64:
+// 1.6e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
 //
@@ -45,7 +46,8 @@
 //         --family wgmma-backward --set bc=128 --set apart=false --set br=128 --set schedule=ahead \
 //         --set parts=2 --set kept=registers --set q_stages=2 --set dout_stages=2 --set dq_path=bulk \
 //         --set ds_stages=2 --set rows=128 --set keys=64 --set k_stages=2 --set v_stages=2 \
-//         --set order=heaviest_first --set ranges=of_keys --set turns=free --set far_keys=left_out
+//         --set order=heaviest_first --set meeting=late --set ranges=of_keys --set turns=free \
+//         --set far_keys=left_out
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -105,7 +107,6 @@ constexpr int kMaxBlocks = 132;  // as many as run at once
 constexpr int kQStages = 2, kDoutStages = 2;  // tiles of them in shared memory
 constexpr int kDsStages = 2;  // tiles of gradients of scores in shared memory
 constexpr int kShareTiles = 1, kShareColumns = 64;  // of queries' gradients, of 64 rows, by consumer
-constexpr int kGradientsBarrier = 1;  // named: all consumers have written their gradients of scores
 constexpr int kPostprocessRows = 64, kPostprocessThreads = 128;
 constexpr int kRowBox = 128, kKeyBox = 128;  // rows and keys that one copy brings
 constexpr int kStatisticsRows = 32, kStatisticsThreads = 256;
@@ -139,6 +140,7 @@ struct SharedStorage {
   alignas(16) float lse[kQStages][kPassingRows], delta[kDoutStages][kPassingRows];
   // A stage is full once its bytes have arrived, and empty once every warp of consumers has done with it.
   Barrier kept_full, q_full[kQStages], q_empty[kQStages], dout_full[kDoutStages], dout_empty[kDoutStages];
+  Barrier gradients_full[kDsStages];  // once every warp of consumers has stored its own
   Barrier kept_empty;  // once every warp of consumers has read what it needs of keys and values
   Barrier next_full, next_empty;  // once the producer has told the next turn, and every warp of consumers has read it
   int next;
@@ -200,11 +202,6 @@ __device__ __forceinline__ void barrier_wait(Barrier* barrier, unsigned parity) 
       :
       : "r"(shared_address(barrier)), "r"(parity)
       : "memory");
-}
-
-// Waits until `threads` threads have come to barrier `id` of the block, this one's warp among them.
-__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
 // Shows ordinary writes to shared memory to the copy engine and the tensor cores.
@@ -492,12 +489,6 @@ __device__ __forceinline__ float change_score(
   return kLog2e * (score - slopes_at(args, batch, head) * float(abs(row + args.seqlen_k - args.seqlen_q - key)));
 }
 
-// How fast a scaled score changes.
-__device__ __forceinline__ float slope_of(
-    const AttentionArgs& args, float score, int batch, int head, int row, int key) {
-  return 1.0f;
-}
-
 // What a row sees of the keys, a predicate aside: none where it is not there.
 struct KeyRange {
   int begin, end;
@@ -676,8 +667,8 @@ __device__ __forceinline__ void weigh(
     const bool sees_key = row >= see.begin && row < see.end;
     s = sees_key ? s : 0.0f;
   }
-  gradient = s * (gradient - delta) * slope_of(args, scaled, batch, head, a_row, a_key);
-  if (true) gradient = s == 0.0f ? 0.0f : gradient;
+  gradient = s * (gradient - delta);
+  if (masked) gradient = s == 0.0f ? 0.0f : gradient;
 }
 
 // A truth that is known when a kernel is built.
@@ -1130,6 +1121,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       barrier_init(&smem.dout_full[i], 1);
       barrier_init(&smem.dout_empty[i], kArrivals * 4 * kConsumers);
     }
+    for (int i = 0; i < kDsStages; ++i) barrier_init(&smem.gradients_full[i], kArrivals * 4 * kConsumers);
     fence_barrier_init();
   }
   wait_for_earlier_launches();
@@ -1189,7 +1181,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     return;
   }
   take_registers<240>();
-  int ds_stage = 0;
+  PipelineState<kDsStages> ds_pipe;
 #pragma unroll 1
   for (int number = blockIdx.x; number < count;) {
     const Turn turn(args, number);
@@ -1213,8 +1205,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       float* place = query_sum_at(query_sums_of(args, batch, head), (first + share_row) / 16 + warp % 4, 0);
       float gradient[kWeighedRows / 2];
       // Makes the gradients of the scores of a part of a tile, and adds what it makes of those of values;
-      // `beside_scores` is done while scores are made, `beside_others` while gradients of weights are.
-      const auto make_gradients = [&](int part, auto beside_scores, auto beside_others) {
+      // `beside_scores` is done while scores are made, `beside_others` while gradients of weights are;
+      // `finish` waits for what it has started, or for all but what it starts itself.
+      const auto make_gradients = [&](int part, auto beside_scores, auto beside_others, auto finish) {
         const int first_of_part = first + part * kWeighedRows, step = part * (kWeighedRows / 16);
         const unsigned long long all_dout_desc = descriptor(smem.dout[dout_pipe.stage], sizeof(PassingRows));
         const unsigned long long q_desc = step_of_keys(descriptor(smem.q[q_pipe.stage]), step);
@@ -1229,7 +1222,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         beside_others();
         wgmma_wait<1>();
         hold(s);
-        float factors[kWeighedRows / 2];
         const bool partial = is_partial(args, batch, first_of_part, first_of_part + kWeighedRows, first_key, first_key + kBc);
         const auto weigh_all = [&](auto masked) {
           constexpr bool kMasked = decltype(masked)::value;
@@ -1244,8 +1236,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
               for (int h = 0; h < 2; ++h) {
                 const int at = i + 2 * h + e, key = own_key + 8 * h;
                 const RowRange see = h ? rows_of_other : rows_of_own;
-                factors[at] = 1.0f;
-                weigh<kMasked>(s[at], factors[at], args, batch, head, row, key, see, scale, e ? lse.y : lse.x, 0.0f);
+                float factor = 1.0f;
+                weigh<kMasked>(s[at], factor, args, batch, head, row, key, see, scale, e ? lse.y : lse.x, 0.0f);
               }
             }
           }
@@ -1266,13 +1258,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             const float2 delta = *reinterpret_cast<const float2*>(delta_of_row + i * 2);
 #pragma unroll
             for (int at = i; at < i + 4; ++at) {
-              gradient[at] = factors[at] * (gradient[at] - (at % 2 ? delta.y : delta.x));
-              if (decltype(masked)::value && factors[at] == 0.0f) gradient[at] = 0.0f;
+              gradient[at] = s[at] * (gradient[at] - (at % 2 ? delta.y : delta.x));
+              if (decltype(masked)::value && s[at] == 0.0f) gradient[at] = 0.0f;
             }
           }
         };
-        differentiate(Constant<true>{});
-        wgmma_wait<0>();
+        if (partial) {
+          differentiate(Constant<true>{});
+        } else {
+          differentiate(Constant<false>{});
+        }
+        finish();
         if (part < 1) return;
         release(&smem.dout_empty[dout_pipe.stage]);
         dout_pipe.advance();
@@ -1280,62 +1276,84 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       barrier_wait(&smem.kept_full, kept_phase);
       take_kept(kept_k, smem.k, own);
       take_kept(kept_v, smem.v, own);
-      make_gradients(0, [] {}, [] {});
+      const auto nothing = [] {};
+      const auto wait_for_all = [] { wgmma_wait<0>(); };
+      make_gradients(0, nothing, nothing, wait_for_all);
+      {
+        unsigned gradients[kWeighedRows / 16][4];
+        pack_weights(gradient, gradients);
+        store_gradients(smem.gradients[ds_pipe.stage][consumer], gradients);
+        const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
+        start_sums(sum_k, gradients, q_desc);
+        make_gradients(1, nothing, nothing, wait_for_all);
+      }
 #pragma unroll 1
-      while (true) {
-        {
-          unsigned gradients[kWeighedRows / 16][4];
-          pack_weights(gradient, gradients);
-          store_gradients(smem.gradients[ds_stage][consumer], gradients);
-          const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
-          start_sums(sum_k, gradients, q_desc);
-          make_gradients(1, [] {}, [] {});
-        }
-        if (--left == 0) break;
+      while (--left > 0) {
         const int first_before = first;
         Barrier* const q_empty = &smem.q_empty[q_pipe.stage];
         unsigned gradients[kWeighedRows / 16][4];
         pack_weights(gradient, gradients);
-        store_gradients(smem.gradients[ds_stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
+        store_gradients(smem.gradients[ds_pipe.stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
+        fence_proxy_async();
+        __syncwarp();
+        release(&smem.gradients_full[ds_pipe.stage]);
         const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
         start_sums(sum_k, gradients, step_of_keys(q_desc, 1 * (kWeighedRows / 16)));
-        fence_proxy_async();
-        named_barrier_sync(kGradientsBarrier, kConsumers * kWarpgroup);
-        float shares[kShareTiles][kShareColumns / 2];
-        start_shares(shares, descriptor(smem.gradients[ds_stage][0] + share_row * kChunk), all_keys);
         q_pipe.advance();
         first += kPassingRows;
         const bool other_head = first >= first_row + of_head * kPassingRows;
         if (other_head) first = first_row, ++head;
+        float shares[kShareTiles][kShareColumns / 2];
         make_gradients(
             0,
             [&] {
               wgmma_wait<1>();
               release(q_empty);
-              stage_shares(smem.shares[consumer][warp % 4], shares);
             },
+            nothing,
             [&] {
-              add_shares(args, place, first_before + share_row + warp % 4 * 16, smem.shares[consumer][warp % 4]);
+              barrier_wait(&smem.gradients_full[ds_pipe.stage], ds_pipe.phase);
+              start_shares(shares, descriptor(smem.gradients[ds_pipe.stage][0] + share_row * kChunk), all_keys);
+              wgmma_wait<1>();
             });
+        ds_pipe.advance();
+        {
+          unsigned gradients[kWeighedRows / 16][4];
+          pack_weights(gradient, gradients);
+          store_gradients(smem.gradients[ds_pipe.stage][consumer], gradients);
+          const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
+          start_sums(sum_k, gradients, q_desc);
+          make_gradients(
+              1,
+              [&] {
+                wgmma_wait<1>();
+                stage_shares(smem.shares[consumer][warp % 4], shares);
+              },
+              [&] {
+                add_shares(args, place, first_before + share_row + warp % 4 * 16, smem.shares[consumer][warp % 4]);
+              },
+              wait_for_all);
+        }
         place += kPassingRows * kD;
         if (other_head) place = query_sum_at(query_sums_of(args, batch, head), (first + share_row) / 16 + warp % 4, 0);
-        ds_stage ^= 1;
       }
       unsigned gradients[kWeighedRows / 16][4];
       pack_weights(gradient, gradients);
-      store_gradients(smem.gradients[ds_stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
+      store_gradients(smem.gradients[ds_pipe.stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
+      fence_proxy_async();
+      __syncwarp();
+      release(&smem.gradients_full[ds_pipe.stage]);
       const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
       start_sums(sum_k, gradients, step_of_keys(q_desc, 1 * (kWeighedRows / 16)));
-      fence_proxy_async();
-      named_barrier_sync(kGradientsBarrier, kConsumers * kWarpgroup);
+      barrier_wait(&smem.gradients_full[ds_pipe.stage], ds_pipe.phase);
       float shares[kShareTiles][kShareColumns / 2];
-      start_shares(shares, descriptor(smem.gradients[ds_stage][0] + share_row * kChunk), all_keys);
+      start_shares(shares, descriptor(smem.gradients[ds_pipe.stage][0] + share_row * kChunk), all_keys);
       wgmma_wait<0>();
       stage_shares(smem.shares[consumer][warp % 4], shares);
       add_shares(args, place, first + share_row + warp % 4 * 16, smem.shares[consumer][warp % 4]);
       release(&smem.q_empty[q_pipe.stage]);
       q_pipe.advance();
-      ds_stage ^= 1;
+      ds_pipe.advance();
     }
     hold(sum_k);
     hold(sum_v);
@@ -1661,4 +1679,4 @@ extern "C" int attention_bf16_d64_backward_alibi(const AttentionArgs* args, cuda
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "scoring": {"alibi": true}, "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "registers", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "heaviest_first", "meeting": "at_once", "ranges": "of_keys", "min_blocks": 1, "turns": "free", "sums": "any_order", "walk": "down", "far_keys": "left_out"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward_alibi", "launches": [{"threads": 128, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "key_lengths", "of_keys": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "reach", "dependent": true}, {"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics", "dependent": true}, {"threads": 384, "smem_bytes": 199680, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "postprocess", "dependent": true}, {"threads": 256, "smem_bytes": 16640, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "gradient_of_slopes", "keys_per_block": 64, "makes": "dslopes", "dependent": true}], "digest": "58c1bd472ba0520e", "figures": [2314, 1145]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "scoring": {"alibi": true}, "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "registers", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "heaviest_first", "meeting": "late", "ranges": "of_keys", "min_blocks": 1, "turns": "free", "sums": "any_order", "walk": "down", "far_keys": "left_out"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward_alibi", "launches": [{"threads": 128, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "key_lengths", "of_keys": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "reach", "dependent": true}, {"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics", "dependent": true}, {"threads": 384, "smem_bytes": 199680, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "postprocess", "dependent": true}, {"threads": 256, "smem_bytes": 16640, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "gradient_of_slopes", "keys_per_block": 64, "makes": "dslopes", "dependent": true}], "digest": "decdaed8812190e8", "figures": [2438, 1177]}

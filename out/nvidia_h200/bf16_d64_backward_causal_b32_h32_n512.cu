@@ -9,7 +9,7 @@
 //   bc = 128                   keys that a block keeps, whose gradients it makes
 //   apart = false              of 64 keys one warpgroup makes dv and another dk, which takes fewer registers
 //   br = 128                   query rows that pass by them
-//   schedule = ahead           products with weights: after those of their gradients, beside, or beside a tile ahead
+//   schedule = ahead           when weights are made and multiplied: beside their gradients, after, or a tile ahead
 //   parts = 2                  parts of them whose weights are made one behind the other
 //   kept = registers           what products read from registers: values, or keys as well
 //   q_stages = 2               tiles of queries in shared memory
@@ -103,10 +103,19 @@ constexpr int kGradientsBarrier = 1;  // named: all consumers have written their
 // or they alone.
 constexpr int kHandedOn = 0, kLast = 1, kOnly = 2;
 constexpr int kMostChunks = 1;  // of gradients of keys or of values
-// A turn as far as sums go: of how many tiles from `first_row` on a head's rows are, and which of them see no keys before
-// the turn's, those from `end_before` on, and none behind, those up to `first_behind`; both begin tiles.
+// A query head, where memory has its sums and, of its tiles of rows, whose keys are next.
+struct HandedHead {
+  int number;
+  float* sums;
+  int* next_keys;
+};
+// A turn as far as sums go: how many tiles of keys come before it, of how many tiles from `first_row` on a head's rows are,
+// which of them see no keys before the turn's, those from `end_before` on, and none behind, those up to `first_behind`; both
+// begin tiles. And the heads that share its keys: for each mover that which is next, and the number of that behind the last.
 struct HandedTurn {
-  int batch, kv_head, first_key, first_row, of_head, end_before, first_behind;
+  int batch, first_key, keys_before, first_row, of_head, end_before, first_behind;
+  HandedHead heads[2];
+  int end_head;
 };
 constexpr long long kSectionBytes = 37748736;  // of L2, for what passes by
 constexpr int kRowBox = 128, kKeyBox = 128;  // rows and keys that one copy brings
@@ -141,10 +150,16 @@ struct SharedStorage {
   Barrier kept_empty;  // once every warp of consumers has read what it needs of keys and values
   Barrier next_full, next_empty;  // once the producer has told the next turn, and every warp of consumers has read it
   int next;  // -1: none
-  Barrier sums_open[2], sums_done[2];  // once it is known what becomes of them, and once every warp of consumers has done it
-  int become[2];
-  float* ended[2];  // where memory has sums that end here
-  HandedTurn next_handed, turns[2];  // what comes with the next turn, and movers' own, whose threads have few registers
+  HandedTurn handed[2];  // what comes with every other turn
+  struct Mover {
+    Barrier open, done;  // once it is known what becomes of sums, and once every warp of consumers has done it
+    int become;
+    float* ended;  // where memory has sums that end here
+    // Its own, whose thread has few registers: where others are told of sums, once these are in memory, and the phase in
+    // which the next turn comes.
+    int* told;
+    unsigned next_phase;
+  } movers[2];
 };
 
 static_assert(sizeof(SharedStorage) == 232448, "the size that pruning counted on");
@@ -560,14 +575,16 @@ __device__ __forceinline__ float* query_sum_at(float* sums, int row_tile, int co
   return sums + (row_tile * 8LL + column_tile) * 128 + lane * 4;
 }
 // Of a head's tiles of rows, the tile of keys that adds to their sums next.
+__device__ __forceinline__ int row_tiles_of(const AttentionArgs& args) {
+  return (args.seqlen_q + kPassingRows - 1) / kPassingRows;
+}
 __device__ __forceinline__ int* next_keys_of(const AttentionArgs& args, int batch, int head) {
-  const int tiles = (args.seqlen_q + kPassingRows - 1) / kPassingRows;
   const long long batches = args.batch;
   return reinterpret_cast<int*>(
              args.workspace + (batches * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
              (batches * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
              (batches * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) * 64 + 63) / 64 * 64 + 64) +
-         (static_cast<long long>(batch) * args.num_q_heads + head) * tiles;
+         (static_cast<long long>(batch) * args.num_q_heads + head) * row_tiles_of(args);
 }
 
 // Turns a product of a row and a key into its weight, and the gradient of the weight into that of the product, but for
@@ -771,7 +788,7 @@ __device__ __forceinline__ void start_shares(
 __device__ __forceinline__ void leave_to_mover(SharedStorage& smem, PipelineState<2>& pipe) {
   fence_proxy_async();
   __syncwarp();
-  release(&smem.sums_done[pipe.stage]);
+  release(&smem.movers[pipe.stage].done);
   pipe.advance();
 }
 
@@ -791,9 +808,9 @@ __device__ __forceinline__ void hand_on_share(
     float scale) {
 #pragma unroll
   for (int tile = 0; tile < kShareTiles; ++tile) hold(shares[tile]);
-  barrier_wait(&smem.sums_open[pipe.stage], pipe.phase);
+  barrier_wait(&smem.movers[pipe.stage].open, pipe.phase);
   float* const place = query_sum_at(smem.moved[pipe.stage].sums, sixteen, column / 8);
-  const int become = smem.become[pipe.stage];
+  const int become = smem.movers[pipe.stage].become;
   if (become == kHandedOn) {
 #pragma unroll
     for (int tile = 0; tile < kShareTiles; ++tile) {
@@ -814,7 +831,7 @@ __device__ __forceinline__ void hand_on_share(
           shares[tile][i + 2] += before.z, shares[tile][i + 3] += before.w;
         }
         __syncwarp();  // all lanes have read what gradients take the place of
-        discard_share(smem.ended[pipe.stage] + (place - smem.moved[pipe.stage].sums) + tile * 64 * kD, column);
+        discard_share(smem.movers[pipe.stage].ended + (place - smem.moved[pipe.stage].sums) + tile * 64 * kD, column);
       }
       // The warp's, of which a lane has four sums at its place.
       Element* const rows = reinterpret_cast<Element*>(place + tile * 64 * kD - threadIdx.x % 32 * 4);
@@ -830,7 +847,7 @@ __device__ __forceinline__ void hand_on_share(
 template <int n>
 __device__ __forceinline__ void leave_rows(
     SharedStorage& smem, PipelineState<2>& pipe, int first, const float (&sum)[n], float factor) {
-  barrier_wait(&smem.sums_open[pipe.stage], pipe.phase);
+  barrier_wait(&smem.movers[pipe.stage].open, pipe.phase);
   KeptKeys* const tile = smem.moved[pipe.stage].kept;
   const int first_of_warp = first + threadIdx.x % kWarpgroup / 32 * 16;
   store_rows(sum, factor, [&](int row, int piece) {
@@ -841,7 +858,11 @@ __device__ __forceinline__ void leave_rows(
 
 // What movers are told of a turn.
 __device__ __forceinline__ HandedTurn find_handed(const AttentionArgs& args, const Turn& turn) {
-  HandedTurn found{turn.batch, turn.kv_head, turn.first_key, turn.first_row, max(turn.of_head, 0), 0, 0x7fffffff};
+  const int group = args.num_q_heads / args.num_kv_heads, head = turn.kv_head * group;
+  const int keys_before = Turn::tiles_of_keys(args) - 1 - turn.first_key / kBc;
+  const HandedHead first{head, query_sums_of(args, turn.batch, head), next_keys_of(args, turn.batch, head)};
+  HandedTurn found{turn.batch, turn.first_key, keys_before, turn.first_row, max(turn.of_head, 0), 0, 0x7fffffff,
+                   {first, first}, head + group};
   int first_row, end_row;
   if (turn.first_key > 0) {
     find_rows(args, turn.batch, turn.first_key - kBc, turn.first_key, first_row, end_row);
@@ -852,11 +873,6 @@ __device__ __forceinline__ HandedTurn find_handed(const AttentionArgs& args, con
     found.first_behind = first_row / kPassingRows * kPassingRows;
   }
   return found;
-}
-
-// Where memory has sums of a tile of rows.
-__device__ __forceinline__ float* sums_of_tile(const AttentionArgs& args, int batch, int head, int first) {
-  return query_sums_of(args, batch, head) + 1LL * first * kD;
 }
 
 // Starts to write gradients of all of a tile's rows, by what a warp has made of them.
@@ -873,85 +889,88 @@ __device__ __forceinline__ void write_queries(
 
 // Starts to write those of a turn's keys, or values.
 __device__ __forceinline__ void write_keys(
-    const CUtensorMap* map, const KeptKeys* tile, int chunks, const HandedTurn& turn) {
+    const CUtensorMap* map, const KeptKeys* tile, int chunks, int first_key, int kv_head, int batch) {
 #pragma unroll 1
-  for (int i = 0; i < chunks; ++i) tma_store(map, tile[i], i * kChunk, turn.first_key, turn.kv_head, turn.batch);
+  for (int i = 0; i < chunks; ++i) tma_store(map, tile[i], i * kChunk, first_key, kv_head, batch);
 }
 
 // The part of one of two threads, of every other tile of rows of a block's turns: opens shared memory of its own for a
 // tile's sums, with those of all others where these end there, and has moved what becomes of them. Behind the last head's
 // tiles of a turn come its gradients of keys and of values.
 __device__ __forceinline__ void hand_on_sums(
-    const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, int mover) {
-  auto& moved = smem.moved[mover];
-  HandedTurn& own = smem.turns[mover];
-  Barrier* const open = &smem.sums_open[mover];
-  Barrier* const done = &smem.sums_done[mover];
-  unsigned next_phase = 0, phase = 0;
-  int nth = mover;  // tile of a head's walk
+    const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, int number) {
+  auto& moved = smem.moved[number];
+  SharedStorage::Mover& mover = smem.movers[number];
+  mover.next_phase = 0;
+  unsigned phase = 0;
+  int nth = number;  // tile of a head's walk
 #pragma unroll 1
   while (true) {
-    barrier_wait(&smem.next_full, next_phase);
+    barrier_wait(&smem.next_full, mover.next_phase);
     if (smem.next < 0) break;
-    own = smem.next_handed;
+    HandedTurn& turn = smem.handed[mover.next_phase];
+    HandedHead& head = turn.heads[number];
     barrier_arrive(&smem.next_empty);
-    next_phase ^= 1;
-    const int keys_before = Turn::tiles_of_keys(args) - 1 - own.first_key / kBc;  // tiles of them
-    int* told = nullptr;  // where others are told of sums, once these are in memory
+    mover.next_phase ^= 1;
+    mover.told = nullptr;
     const auto tell = [&] {
-      if (told == nullptr) return;
+      if (mover.told == nullptr) return;
       tma_wait<0>();
-      leave_number(told, keys_before + 1);
-      told = nullptr;
+      leave_number(mover.told, turn.keys_before + 1);
+      mover.told = nullptr;
     };
-    const int group = args.num_q_heads / args.num_kv_heads, end_head = (own.kv_head + 1) * group;
 #pragma unroll 1
-    for (int head = end_head - group;; nth += 2, phase ^= 1) {
+    for (;; nth += 2, phase ^= 1) {
 #pragma unroll 1
-      for (; head < end_head && nth >= own.of_head; ++head) nth -= own.of_head;
-      if (head == end_head) {
+      for (; head.number < turn.end_head && nth >= turn.of_head; ++head.number) {
+        nth -= turn.of_head;
+        head.sums += num_query_sums(args);
+        head.next_keys += row_tiles_of(args);
+      }
+      if (head.number == turn.end_head) {
         if (nth >= 2) break;
-        barrier_arrive(open);
+        barrier_arrive(&mover.open);
         tell();
-        barrier_wait(done, phase);
+        barrier_wait(&mover.done, phase);
+        const int kv_head = (turn.end_head - 1) / (args.num_q_heads / args.num_kv_heads);
         if (nth == 0) {
-          write_keys(&maps.dk, moved.kept, kDChunks, own);
+          write_keys(&maps.dk, moved.kept, kDChunks, turn.first_key, kv_head, turn.batch);
         } else {
-          write_keys(&maps.dv, moved.kept, kDvChunks, own);
+          write_keys(&maps.dv, moved.kept, kDvChunks, turn.first_key, kv_head, turn.batch);
         }
         tma_commit();
         tma_wait_read<0>();
         continue;
       }
-      const int first = own.first_row + nth * kPassingRows;
-      const bool begins = first < own.first_behind, ends = first >= own.end_before;
-      int* const next_keys = next_keys_of(args, own.batch, head) + first / kPassingRows;
-      smem.become[mover] = !ends ? kHandedOn : begins ? kOnly : kLast;
+      const int first = turn.first_row + nth * kPassingRows;
+      const bool begins = first < turn.first_behind, ends = first >= turn.end_before;
+      int* const next_keys = head.next_keys + first / kPassingRows;
+      mover.become = !ends ? kHandedOn : begins ? kOnly : kLast;
       if (ends && !begins) {
         tell();
-        wait_for_number(next_keys, keys_before);
-        float* const sums = sums_of_tile(args, own.batch, head, first);
-        smem.ended[mover] = sums;
-        barrier_expect(open, sizeof(moved.sums));
-        bulk_load(moved.sums, sums, sizeof(moved.sums), open);
+        wait_for_number(next_keys, turn.keys_before);
+        float* const sums = head.sums + 1LL * first * kD;
+        mover.ended = sums;
+        barrier_expect(&mover.open, sizeof(moved.sums));
+        bulk_load(moved.sums, sums, sizeof(moved.sums), &mover.open);
       } else {
         // Consumers need not wait for what is told to others.
-        barrier_arrive(open);
+        barrier_arrive(&mover.open);
         tell();
-        if (!begins) wait_for_number(next_keys, keys_before);
+        if (!begins) wait_for_number(next_keys, turn.keys_before);
       }
-      barrier_wait(done, phase);
+      barrier_wait(&mover.done, phase);
       if (ends) {
-        write_queries(maps, moved.sums, first, head, own.batch);
+        write_queries(maps, moved.sums, first, head.number, turn.batch);
         tma_commit();
         tma_wait_read<0>();
         continue;
       }
-      float* const sums = sums_of_tile(args, own.batch, head, first);
+      float* const sums = head.sums + 1LL * first * kD;
       if (begins) bulk_store(sums, moved.sums, sizeof(moved.sums)); else bulk_add(sums, moved.sums, sizeof(moved.sums));
       tma_commit();
       tma_wait_read<0>();
-      told = next_keys;
+      mover.told = next_keys;
     }
     nth -= 2;
   }
@@ -1035,9 +1054,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     barrier_init(&smem.kept_empty, kArrivals * 4 * kConsumers);
     barrier_init(&smem.next_full, 1);
     barrier_init(&smem.next_empty, kArrivals * 4 * kConsumers + 2);
-    for (int i = 0; i < 2; ++i) {
-      barrier_init(&smem.sums_open[i], 1);
-      barrier_init(&smem.sums_done[i], kArrivals * 4 * kConsumers);
+    for (auto& mover : smem.movers) {
+      barrier_init(&mover.open, 1);
+      barrier_init(&mover.done, kArrivals * 4 * kConsumers);
     }
     for (int i = 0; i < kQStages; ++i) {
       barrier_init(&smem.q_full[i], 1);
@@ -1056,7 +1075,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   PipelineState<kDoutStages> dout_pipe;
   unsigned kept_phase = 0, next_phase = 0;
   if (warp < 4) {
-    give_registers<40>();
+    give_registers<24>();
     if ((warp == 1 || warp == 2) && elect_one()) hand_on_sums(args, maps, smem, warp - 1);
     if (warp != 0 || !elect_one()) return;
     prefetch_map(&maps.k);
@@ -1068,7 +1087,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     int number = atomicAdd(turns_taken(args), 1);
     barrier_wait(&smem.next_empty, next_phase ^ 1);
     smem.next = number < count ? number : -1;
-    if (number < count) smem.next_handed = find_handed(args, Turn(args, number));
+    if (number < count) smem.handed[next_phase] = find_handed(args, Turn(args, number));
     barrier_arrive(&smem.next_full);
     next_phase ^= 1;
 #pragma unroll 1
@@ -1107,13 +1126,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       number = atomicAdd(turns_taken(args), 1);
       barrier_wait(&smem.next_empty, next_phase ^ 1);
       smem.next = number < count ? number : -1;
-      if (number < count) smem.next_handed = find_handed(args, Turn(args, number));
+      if (number < count) smem.handed[next_phase] = find_handed(args, Turn(args, number));
       barrier_arrive(&smem.next_full);
       next_phase ^= 1;
     }
     return;
   }
-  take_registers<232>();
+  take_registers<240>();
   int ds_stage = 0;
   PipelineState<2> sums_pipe;
   int number = 0;
@@ -1436,4 +1455,4 @@ extern "C" int attention_bf16_d64_backward(const AttentionArgs* args, cudaStream
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 512, "seqlen_k": 512, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "registers", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_section", "meeting": "at_once", "ranges": "of_keys", "min_blocks": 1, "turns": "free", "sums": "handed_on", "walk": "up", "far_keys": "walked"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 232448, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "cc419e1adfa9779e", "figures": [2326, 1094]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 512, "seqlen_k": 512, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "registers", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_section", "meeting": "at_once", "ranges": "of_keys", "min_blocks": 1, "turns": "free", "sums": "handed_on", "walk": "up", "far_keys": "walked"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 232448, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "17aa295d781e8880", "figures": [2325, 1094]}

@@ -4,7 +4,8 @@ A consumer that keeps 64 keys computes scores the other way round, a row for eac
 leaves in registers is then, as weights and as gradients of scores, the left operand of the products that make
 the gradients of values and of keys (Shah et al. 2024, "FlashAttention-3", its backward pass). Query rows and
 gradients of outputs pass by through stages in shared memory, each read by columns for scores and by rows for
-sums from one swizzled tile.
+sums from one swizzled tile. Weights are made once their gradients are there, too, or before, beside the
+products that make these (as in FlashAttention-3's backward pass).
 
 Gradients of queries are made by another launch, which keeps query rows and lets keys pass by: two products
 more of seven, for which nothing is added up in memory, and the same bits come out every run. Or by the blocks

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd
 
+from ...expression import Name, loads_of
 from ...handover.reach import FAR_KEYS, LEFT_OUT, WALKED
 from ...handover.split_tiles import TILE_ROWS
 from ...launch import TensorMap
 from ...limits import DeviceLimits
 from ...problem import ITEM_BYTES, Problem
+from ...scoring.scores import KEY, QUERY
 from ...variant import param
 from ..gradients import GradientVariant
 from ..wgmma.parameters import GROUP, GROUP_ROWS, is_split
@@ -26,17 +28,22 @@ PRODUCER_REGISTERS_OF_TILES = 40
 #: What one keeps where the producer's other warps add up what blocks of a cluster send each other; and how
 #: many these are.
 ADDING_REGISTERS, ADDING_WARPS = 56, 3
-#: And where two of them hand on what blocks add up in memory.
-HANDING_REGISTERS = 40
+#: What a thread of the producer that hands on what blocks add up in memory has in shared memory, as large as
+#: barriers, so that it needs no more registers than others; and what turns come with.
+MOVER_WORDS, TURN_WORDS = 6, 22
 #: Registers of a consumer beside its sums and products: addresses, numbers of rows, scales; and more where
 #: changes of scores are made and differentiated, or threads of warpgroups apart, or of blocks that stay, add
 #: to memory.
 REGISTERS_BESIDE, REGISTERS_OF_CHANGE, REGISTERS_OF_ADDRESSES = 32, 8, 24
+#: And for elements of arrays that a change reads row by row as these pass by, or key by key, for each that is
+#: weighed at a time: the compiler begins to read elements of all before it needs the first. By what nvcc 13
+#: spills, under tables of distances and under biases; where rows are kept, gradients are still to be made.
+REGISTERS_OF_ROWS, REGISTERS_OF_KEYS = 0.125, 0.75
 #: The first where numbers come in parts, which are made of nothing that is kept.
 REGISTERS_BESIDE_PARTS = 24
-#: When weights are multiplied: once their gradients are there, too, or beside the making of these; or that,
-#: with scores made a tile ahead, beside what is stored and added.
-TOGETHER, WEIGHTS_FIRST, AHEAD = "together", "weights_first", "ahead"
+#: When weights are made and multiplied: once their gradients are there, too; or made beside the making of
+#: these, or multiplied as well; or that, with scores made a tile ahead, beside what is stored and added.
+TOGETHER, MADE_FIRST, WEIGHTS_FIRST, AHEAD = "together", "made_first", "weights_first", "ahead"
 #: Where products of scores and of their gradients find what a consumer keeps: both in shared memory, values
 #: in registers, or keys as well.
 IN_SHARED, VALUES, IN_REGISTERS = "shared", "values", "registers"
@@ -82,7 +89,8 @@ class Parameters(GradientVariant):
         TOGETHER,
         WEIGHTS_FIRST,
         AHEAD,
-        doc="products with weights: after those of their gradients, beside, or beside a tile ahead",
+        MADE_FIRST,
+        doc="when weights are made and multiplied: beside their gradients, after, or a tile ahead",
     )
     parts: int = param(1, 2, doc="parts of them whose weights are made one behind the other")
     kept: str = param(
@@ -331,7 +339,7 @@ class Parameters(GradientVariant):
             of_rows = ITEM_BYTES["f32"] * self.br * problem.head_dim
             moved = max(of_rows, CHUNK_BYTES * self.bc * max(d, dv))
             sums = 2 * _storage(moved, 0)
-            barriers += 4 + 14  # as large are two numbers, of 23, or an address
+            barriers += 2 * MOVER_WORDS + TURN_WORDS
         if self.sums_in_cluster:
             sums = ITEM_BYTES["f32"] * self.sum_stages * self.br * problem.head_dim
             barriers += 1 + 2 * self.sum_stages
@@ -371,7 +379,7 @@ class Parameters(GradientVariant):
             return d + dv + 3 * self.weighed_rows // 2 + added + beside
         tiles, columns = self.query_share(problem) if self.sums_queries else (0, 0)
         rows = self.weighed_rows
-        products = rows + (rows // 4 if self.schedule != TOGETHER else 0)
+        products = rows + (rows // 4 if self.schedule in (WEIGHTS_FIRST, AHEAD) else 0)
         beside_shares = rows // 4 + (rows // 2 if self.schedule == AHEAD else 0)
         passing = max(products, tiles * columns // 2 + beside_shares) + self.kept_registers(problem)
         # Where threads add to memory beside all that warpgroups apart, or turns, have them know.
@@ -381,14 +389,16 @@ class Parameters(GradientVariant):
         # Where sums are handed on, half the rows for a part begun while others are awaited, as ptxas has it.
         begins = self.hands_on_sums and self.schedule == AHEAD and self.meeting == LATE
         begun = rows // 2 if begins else 0
-        return (max(d, dv) if self.apart else d + dv) + passing + addresses + begun + _beside(problem)
+        kept = d + dv + _registers_of_elements(problem, QUERY, REGISTERS_OF_ROWS * rows)
+        if self.apart:
+            # What another warpgroup has of gradients leaves room for elements.
+            kept = max(d, dv)
+        return kept + passing + addresses + begun + _beside(problem)
 
     def producer_registers(self, problem: Problem) -> int:
         """Returns what a thread of the producer keeps."""
         if self.sums_in_cluster:
             return ADDING_REGISTERS
-        if self.hands_on_sums:
-            return HANDING_REGISTERS
         return PRODUCER_REGISTERS_OF_TILES if is_split(problem) else PRODUCER_REGISTERS
 
     def kept_registers(self, problem: Problem) -> int:
@@ -404,7 +414,18 @@ class Parameters(GradientVariant):
         """Returns what a thread of a consumer needs where query rows are kept; 0 without such blocks."""
         if self.sums_queries:
             return 0
-        return problem.head_dim // 2 + self.keys + _beside(problem)
+        # What else a change takes comes once elements are there.
+        elements = _registers_of_elements(problem, KEY, REGISTERS_OF_KEYS * self.keys)
+        beside = max(_beside(problem), REGISTERS_BESIDE + elements)
+        return problem.head_dim // 2 + self.keys + beside
+
+
+def _registers_of_elements(problem: Problem, passing: Name, registers: float) -> int:
+    """Returns so many where a change of scores reads arrays element by element of what is ``passing`` by."""
+    change = problem.scores.change
+    if change is None or not any(passing.name in load.names() for load in loads_of(change)):
+        return 0
+    return int(registers)
 
 
 def _beside(problem: Problem) -> int:

@@ -8,6 +8,7 @@ from ...handover.reach import why_not_left_out
 from ...limits import DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...variant import FIRST_PARAMETER, Verdict, rule
+from ..gradients import slope_of_change
 from ..wgmma.parameters import GROUP, is_split
 from ..wgmma.registers import REGISTERS_BESIDE_SUMS
 from ..wgmma.shared_memory import CHUNK
@@ -21,6 +22,7 @@ from .parameters import (
     FREE,
     HEAVIEST_FIRST,
     IN_SHARED,
+    MADE_FIRST,
     OF_ROWS,
     STEP,
     SUM_ROWS,
@@ -103,7 +105,7 @@ class RuledParameters(RulesOfParts):
 
     @rule("combination", after="schedule")
     def _weights_are_there_first(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if self.schedule == WEIGHTS_FIRST and problem.scores.change is not None:
+        if self.schedule in (MADE_FIRST, WEIGHTS_FIRST) and slope_of_change(problem.scores) is not None:
             return f"schedule={self.schedule}: a change of scores is differentiated where it is made"
         if self.schedule != TOGETHER and self.apart:
             return f"schedule={self.schedule}: apart, a warpgroup has nothing else to do with its weights"

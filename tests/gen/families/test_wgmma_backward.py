@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from flashgen.gen.families.gradients import slope_of_change
 from flashgen.gen.families.wgmma_backward.family import WgmmaBackward
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.launch import repeats_bits
@@ -44,11 +46,20 @@ LATE_PARTS = "others awaited beside the next tile"
 SHARED_SM = "two blocks on an SM, rows of keys"
 STAYS, STAYS_IN_PARTS = "blocks stay, heads by sections", "blocks stay, parts, others awaited late"
 HANDED_ON, HANDED_ON_IN_PARTS = "sums handed on, by columns", "sums handed on, by rows, in parts"
+MADE_FIRST = "weights made first, sums handed on"
 WAYS: dict[str, tuple[WgmmaBackward, Problem]] = {
     "f16": (SMALL, replace(PROBLEM, dtype="f16", head_dim=64, head_dim_v=64)),
     "two consumers, weights first": (
         WgmmaBackward(keys=48, schedule="weights_first", order="heaviest_first"),
         replace(PROBLEM, head_dim=128, head_dim_v=128),
+    ),
+    MADE_FIRST: (
+        WgmmaBackward(schedule="made_first", dq_path="bulk", turns="free", sums="handed_on", walk="up"),
+        replace(PROBLEM, head_dim=128, head_dim_v=96),
+    ),
+    "weights made first, without sums": (
+        WgmmaBackward(schedule="made_first", meeting="at_once", keys=48),
+        replace(PROBLEM, dtype="f16", head_dim=96, head_dim_v=128),
     ),
     "other columns of values, other stages": (
         replace(SMALL, br=48, q_stages=1, dout_stages=3, keys=48, k_stages=1, v_stages=3, rows=128),
@@ -225,6 +236,8 @@ SCORED_BY = {
     "apart": APART,
     "bulk": replace(SMALL, br=64, rows=128, keys=64, dq_path="bulk"),
     "ahead": replace(SMALL, schedule="ahead"),
+    "made first": replace(SMALL, schedule="made_first"),
+    "weights first": replace(SMALL, schedule="weights_first"),
     "rows of keys": replace(SMALL, br=64, rows=128, keys=64, dq_path="bulk", ranges="of_keys"),
     "late": WgmmaBackward(
         br=128, schedule="ahead", parts=2, dq_path="bulk", meeting="late", ranges="of_keys"
@@ -234,7 +247,17 @@ SCORED_BY = {
         SMALL, br=64, rows=128, keys=64, dq_path="bulk", turns="free", sums="handed_on", ranges="of_keys"
     ),
 }
-SCORED = [(way, name) for name in SCORINGS if name != "plain" for way in SCORED_BY]
+#: Where scores become steeper, weights are not made before their gradients are there.
+ADDED = [
+    name for name, each in SCORINGS.items() if slope_of_change(replace(PROBLEM, scoring=each).scores) is None
+]
+SCORED = [
+    (way, name)
+    for name in SCORINGS
+    if name != "plain"
+    for way in SCORED_BY
+    if not way.endswith("first") or name in ADDED
+]
 
 
 def kernel_of(way: str, **asked: object) -> Kernel:
@@ -322,6 +345,11 @@ PLACE_OF_HEAD_BEFORE = (
             (PARTS, "[ds_stage][consumer] + 1 * kWeighedRows * kChunk", "[ds_stage][consumer]"),
             (PARTS, "lane / 16) ^ row % 8) * 8", "lane / 16)) * 8"),
             (AHEAD, *PLACE_OF_HEAD_BEFORE),
+            (
+                MADE_FIRST,
+                "wgmma_wait<0>();\n        hold(gradient);",
+                "wgmma_wait<1>();\n        hold(gradient);",
+            ),
             (LATE, "barrier_wait(&smem.gradients_full[ds_pipe.stage], ds_pipe.phase);", ""),
             (LATE, "row >= see.begin && ", "row > see.begin && "),
             (LATE, "const RowRange see = h ? rows_of_other", "const RowRange see = h ? rows_of_own"),
@@ -367,22 +395,21 @@ PLACE_OF_HEAD_BEFORE = (
             (STAYS_IN_PARTS, "atomicAdd(turns_taken(args), 1)", "atomicAdd(turns_taken(args), 2)"),
             (STAYS_IN_PARTS, "first_key = number % tiles * kBc;", "first_key = 0;"),
             (STAYS_IN_PARTS, "ds_pipe.advance();\n", "\n"),
-            (HANDED_ON_IN_PARTS, "wait_for_number(next_keys, keys_before);", ";"),
-            (HANDED_ON, "begins = first >= own.end_before", "begins = true"),
-            (HANDED_ON, "first < own.first_behind", "first <= own.first_behind"),
-            (HANDED_ON_IN_PARTS, "first >= own.end_before", "first > own.end_before"),
-            (HANDED_ON, "    nth -= 2;\n", "    nth = mover;\n"),
+            (HANDED_ON_IN_PARTS, "wait_for_number(next_keys, turn.keys_before);", ";"),
+            (HANDED_ON, "begins = first >= turn.end_before", "begins = true"),
+            (HANDED_ON, "first < turn.first_behind", "first <= turn.first_behind"),
+            (HANDED_ON_IN_PARTS, "first >= turn.end_before", "first > turn.end_before"),
+            (HANDED_ON, "    nth -= 2;\n", "    nth = number;\n"),
             (HANDED_ON, "write_keys(&maps.dk, moved.kept", "write_keys(&maps.dv, moved.kept"),
             (HANDED_ON, "sums + row * kD + column * 16, column,", "sums + row * kD, column,"),
             (HANDED_ON_IN_PARTS, "tile[piece / 8] + (first_of_warp + row)", "tile[piece / 8] + row"),
             (HANDED_ON, "      tma_wait<0>();\n", ""),
             (HANDED_ON, "if (become == kLast) {", "if (false) {"),
             (HANDED_ON, "smem.moved[pipe.stage].sums", "smem.moved[0].sums"),
-            (
-                HANDED_ON,
-                "smem.ended[mover] = sums;",
-                "smem.ended[mover] = query_sums_of(args, own.batch, head);",
-            ),
+            (HANDED_ON, "mover.ended = sums;", "mover.ended = turn.first_head.sums;"),
+            (HANDED_ON, "smem.handed[mover.next_phase]", "smem.handed[0]"),
+            (HANDED_ON, "mover.head.sums += num_query_sums(args);", ""),
+            (HANDED_ON, "mover.head.next_keys += row_tiles_of(args);", ""),
             ("apart", "if (--left > 0) named_barrier_arrive", "if (false) named_barrier_arrive"),
             ("apart", "factors[e] * (gradient[4 * i + e] - ", "factors[e] * (gradient[4 * i + e] + "),
         ],
@@ -627,6 +654,11 @@ FULL = {
         64,
     ),
     "128, stays": (WgmmaBackward(dq_path="bulk", turns="free", order="by_section"), 128, 128),
+    "128, made first, handed on": (
+        WgmmaBackward(dq_path="bulk", schedule="made_first", turns="free", sums="handed_on"),
+        128,
+        128,
+    ),
     "128, handed on": (WgmmaBackward(dq_path="bulk", turns="free", sums="handed_on"), 128, 128),
     "64, parts, late, handed on": (
         WgmmaBackward(
@@ -708,16 +740,65 @@ def test_blocks_share_an_sm_where_there_is_room() -> None:
         render(replace(two, dq_path="launch"), PROBLEM, H200)
 
 
+def test_elements_of_arrays_take_registers_where_they_pass_by() -> None:
+    capped, table, bias, of_keys = (
+        replace(PROBLEM, scoring=each)
+        for each in (
+            Scoring(softcap=30.0),
+            Scoring(score="score + table[h, q - k]"),
+            Scoring(bias="bf16"),
+            Scoring(score="score + table[h, k]"),
+        )
+    )
+    together = WgmmaBackward(bc=64, dq_path="bulk")
+    ahead = replace(together, schedule="ahead")
+    for variant, more in ((together, 12), (ahead, 12), (replace(ahead, bc=128, br=48), 9)):
+        needed = variant.needed_registers(capped)
+        assert variant.needed_registers(table) == variant.needed_registers(bias) == needed + more
+        # What is read of keys that stay is read once.
+        assert variant.needed_registers(of_keys) == needed == variant.needed_registers(PROBLEM) + 8
+    apart = WgmmaBackward(bc=64, apart=True)
+    assert apart.needed_registers(table) == apart.needed_registers(capped)
+    # By the other launch's blocks keys pass.
+    rows = WgmmaBackward(keys=96)
+    needed = rows.needed_registers_of_rows(capped)
+    assert {rows.needed_registers_of_rows(each) for each in (table, bias, of_keys)} == {needed - 8 + 72}
+    wide = replace(capped, head_dim=128, head_dim_v=128)
+    render(together, wide, H200)
+    with pytest.raises(Illegal, match="about 260 per thread of a consumer, of 256 threads each has 255"):
+        render(together, replace(wide, scoring=table.scoring), H200)
+
+
 @pytest.mark.nvcc
 @pytest.mark.parametrize("tiles", sampled(FULL, 0, thorough=4))
 def test_tiles_that_fill_registers_do_not_spill(
     tiles: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FLASHGEN_CACHE", str(tmp_path))
+    variant, d, dv = FULL[tiles]
+    problem = replace(PROBLEM, head_dim=d, head_dim_v=dv, causal=True)
+    assert spilled(variant, problem, tmp_path, monkeypatch) == 0
+
+
+def spilled(variant: WgmmaBackward, problem: Problem, cache: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Returns the bytes that a compiler spills; skips the test where there is none."""
+    monkeypatch.setenv("FLASHGEN_CACHE", str(cache))
     try:
         toolchain = cuda_toolchain(90)
     except FlashgenError as missing:
         pytest.skip(str(missing))
-    variant, d, dv = FULL[tiles]
-    build = toolchain.build(render(variant, replace(PROBLEM, head_dim=d, head_dim_v=dv, causal=True), H200))
-    assert build.spill_bytes == 0
+    return toolchain.build(render(variant, problem, H200)).spill_bytes
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize(
+    "scoring", [Scoring(score="score + table[h, q - k]"), Scoring(bias="bf16")], ids=["table", "bias"]
+)
+@pytest.mark.parametrize(
+    ("d", "others"), [(64, {"br": 128, "kept": "values", "ranges": "of_keys"}), (128, {})]
+)
+def test_tiles_with_elements_of_arrays_do_not_spill(
+    scoring: Scoring, d: int, others: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variant = WgmmaBackward(schedule="ahead", parts=2, dq_path="bulk", turns="free", sums="handed_on")
+    problem = replace(PROBLEM, head_dim=d, head_dim_v=d, causal=True, scoring=scoring)
+    assert spilled(replace(variant, **others), problem, tmp_path, monkeypatch) == 0

@@ -9,7 +9,7 @@
 //   bc = 128                   keys that a block keeps, whose gradients it makes
 //   apart = false              of 64 keys one warpgroup makes dv and another dk, which takes fewer registers
 //   br = 64                    query rows that pass by them
-//   schedule = ahead           products with weights: after those of their gradients, beside, or beside a tile ahead
+//   schedule = ahead           when weights are made and multiplied: beside their gradients, after, or a tile ahead
 //   parts = 1                  parts of them whose weights are made one behind the other
 //   kept = shared              what products read from registers: values, or keys as well
 //   q_stages = 2               tiles of queries in shared memory

@@ -11,7 +11,7 @@
 //   bc = 128                   keys that a block keeps, whose gradients it makes
 //   apart = false              of 64 keys one warpgroup makes dv and another dk, which takes fewer registers
 //   br = 128                   query rows that pass by them
-//   schedule = ahead           products with weights: after those of their gradients, beside, or beside a tile ahead
+//   schedule = ahead           when weights are made and multiplied: beside their gradients, after, or a tile ahead
 //   parts = 2                  parts of them whose weights are made one behind the other
 //   kept = registers           what products read from registers: values, or keys as well
 //   q_stages = 2               tiles of queries in shared memory
@@ -463,12 +463,6 @@ __device__ __forceinline__ float change_score(
   return kLog2e * (score - slopes_at(args, batch, head) * float(abs(row + args.seqlen_k - args.seqlen_q - key)));
 }
 
-// How fast a scaled score changes.
-__device__ __forceinline__ float slope_of(
-    const AttentionArgs& args, float score, int batch, int head, int row, int key) {
-  return 1.0f;
-}
-
 // What a row sees of the keys, a predicate aside: none where it is not there.
 struct KeyRange {
   int begin, end;
@@ -636,8 +630,8 @@ __device__ __forceinline__ void weigh(
     const bool sees_key = key >= seen.begin && key < seen.end;
     s = sees_key ? s : 0.0f;
   }
-  gradient = s * (gradient - delta) * slope_of(args, scaled, batch, head, a_row, a_key);
-  if (true) gradient = s == 0.0f ? 0.0f : gradient;
+  gradient = s * (gradient - delta);
+  if (masked) gradient = s == 0.0f ? 0.0f : gradient;
 }
 
 // A truth that is known when a kernel is built.
@@ -1136,7 +1130,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       beside_others();
       wgmma_wait<1>();
       hold(s);
-      float factors[kWeighedRows / 2];
       const bool partial = is_partial(args, batch, first_of_part, first_of_part + kWeighedRows, first_key, first_key + kBc);
       const auto weigh_all = [&](auto masked) {
         constexpr bool kMasked = decltype(masked)::value;
@@ -1151,8 +1144,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
               const int at = i + 2 * h + e, key = own_key + 8 * h;
-              factors[at] = 1.0f;
-              weigh<kMasked>(s[at], factors[at], args, batch, head, row, key, seen, scale, e ? lse.y : lse.x, 0.0f);
+              float factor = 1.0f;
+              weigh<kMasked>(s[at], factor, args, batch, head, row, key, seen, scale, e ? lse.y : lse.x, 0.0f);
             }
           }
         }
@@ -1173,12 +1166,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
           const float2 delta = *reinterpret_cast<const float2*>(delta_of_row + i * 2);
 #pragma unroll
           for (int at = i; at < i + 4; ++at) {
-            gradient[at] = factors[at] * (gradient[at] - (at % 2 ? delta.y : delta.x));
-            if (decltype(masked)::value && factors[at] == 0.0f) gradient[at] = 0.0f;
+            gradient[at] = s[at] * (gradient[at] - (at % 2 ? delta.y : delta.x));
+            if (decltype(masked)::value && s[at] == 0.0f) gradient[at] = 0.0f;
           }
         }
       };
-      differentiate(Constant<true>{});
+      if (partial) {
+        differentiate(Constant<true>{});
+      } else {
+        differentiate(Constant<false>{});
+      }
       wgmma_wait<0>();
       if (part < 1) return;
       release(&smem.dout_empty[dout_pipe.stage]);

@@ -11,8 +11,8 @@
 //   bc = 128                   keys that a block keeps, whose gradients it makes
 //   apart = false              of 64 keys one warpgroup makes dv and another dk, which takes fewer registers
 //   br = 128                   query rows that pass by them
-//   schedule = together        products with weights: after those of their gradients, beside, or beside a tile ahead
-//   parts = 1                  parts of them whose weights are made one behind the other
+//   schedule = ahead           when weights are made and multiplied: beside their gradients, after, or a tile ahead
+//   parts = 2                  parts of them whose weights are made one behind the other
 //   kept = shared              what products read from registers: values, or keys as well
 //   q_stages = 2               tiles of queries in shared memory
 //   dout_stages = 2            tiles of gradients of outputs in shared memory
@@ -76,6 +76,7 @@ constexpr int kVec = 8;  // elements that strides must be multiples of, for the 
 constexpr int kWarpgroup = 128;  // threads of a warpgroup
 constexpr int kBc = 128;  // keys that a block keeps, whose gradients it makes
 constexpr int kPassingRows = 128;  // query rows that pass by them at a time
+constexpr int kParts = 2, kWeighedRows = kPassingRows / kParts;  // of them, which are weighed one behind the other
 constexpr int kConsumers = 2;  // warpgroups that compute, beside the producer
 constexpr int kThreads = 384;
 constexpr int kQStages = 2, kDoutStages = 2;  // tiles of them in shared memory
@@ -270,6 +271,12 @@ __device__ __forceinline__ bool elect_one() {
   return elected != 0;
 }
 
+// Makes the compiler forget what it knows of a value: it then works out what follows from it where that is needed,
+// rather than once and for all in a register each.
+__device__ __forceinline__ void forget(unsigned long long& value) {
+  asm volatile("" : "+l"(value));
+}
+
 // Orders what this warpgroup's threads wrote to registers before its next products.
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
@@ -295,27 +302,21 @@ __device__ __forceinline__ void hold(float (&registers)[n]) {
 
 // D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. Products along the columns of both factors read
 // them from shared memory; sums have their weights in registers and what they weigh by rows.
-__device__ __forceinline__ void wgmma_m64n128k16_bf16_ss(
-    float (&d)[64], unsigned long long a, unsigned long long b, bool accumulate) {
+__device__ __forceinline__ void wgmma_m64n64k16_bf16_ss(
+    float (&d)[32], unsigned long long a, unsigned long long b, bool accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      "setp.ne.b32 p, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "setp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "%64, %65, p, 1, 1, 0, 0;\n"
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "%32, %33, p, 1, 1, 0, 0;\n"
       "}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
       : "l"(a), "l"(b), "r"(int(accumulate)));
 }
 
@@ -422,13 +423,6 @@ template <bool is_within = false>
 __device__ __forceinline__ float change_score(
     const AttentionArgs& args, float score, int batch, int head, int row, int key) {
   return kLog2e * (score + table_at<is_within>(args, head, row - key));
-}
-
-// How fast a scaled score changes.
-template <bool is_within = false>
-__device__ __forceinline__ float slope_of(
-    const AttentionArgs& args, float score, int batch, int head, int row, int key) {
-  return 1.0f;
 }
 
 // What a row sees of the keys, a predicate aside: none where it is not there.
@@ -592,8 +586,8 @@ __device__ __forceinline__ void weigh(
     const bool sees_key = key >= seen.begin && key < seen.end;
     s = sees_key ? s : 0.0f;
   }
-  gradient = s * (gradient - delta) * slope_of<!masked>(args, scaled, batch, head, a_row, a_key);
-  if (true) gradient = s == 0.0f ? 0.0f : gradient;
+  gradient = s * (gradient - delta);
+  if (masked) gradient = s == 0.0f ? 0.0f : gradient;
 }
 
 // A truth that is known when a kernel is built.
@@ -616,8 +610,8 @@ __device__ __forceinline__ bool is_partial(
 
 // One step of products along columns, and of sums.
 __device__ __forceinline__ void multiply(
-    float (&s)[64], unsigned long long a, unsigned long long b, bool accumulate) {
-  wgmma_m64n128k16_bf16_ss(s, a, b, accumulate);
+    float (&s)[32], unsigned long long a, unsigned long long b, bool accumulate) {
+  wgmma_m64n64k16_bf16_ss(s, a, b, accumulate);
 }
 __device__ __forceinline__ void multiply(float (&sum)[32], const unsigned (&a)[4], unsigned long long b) {
   wgmma_m64n64k16_bf16_rs_trans(sum, a, b, true);
@@ -626,6 +620,7 @@ __device__ __forceinline__ void multiply(float (&sum)[32], const unsigned (&a)[4
 // Starts the products of 64 rows that stay with those that pass by, over all columns.
 template <int steps, typename Kept, typename Passing, int n>
 __device__ __forceinline__ void start_products(float (&s)[n], unsigned long long kept, unsigned long long passing) {
+  forget(kept);  // descriptors of all steps would be many
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < steps; ++step) {
@@ -763,12 +758,12 @@ __device__ __forceinline__ void write_rows(
 
 // Brings a consumer's gradients of scores to shared memory, where a row has those of 64 keys.
 __device__ __forceinline__ void store_gradients(
-    Element* tile, const unsigned (&gradients)[kPassingRows / 16][4]) {
+    Element* tile, const unsigned (&gradients)[kWeighedRows / 16][4]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x % kWarpgroup / 32;
   const int row = lane / 16 * 8 + lane % 8;  // of the sixteen of a step
   const int piece = (2 * warp + lane / 8 % 2) ^ row % 8;  // eight keys
 #pragma unroll
-  for (int step = 0; step < kPassingRows / 16; ++step) {
+  for (int step = 0; step < kWeighedRows / 16; ++step) {
     stmatrix_x4_trans(tile + (16 * step + row) * kChunk + piece * 8, gradients[step]);
   }
 }
@@ -777,6 +772,7 @@ __device__ __forceinline__ void store_gradients(
 __device__ __forceinline__ void start_shares(
     float (&shares)[kShareTiles][kShareColumns / 2], unsigned long long gradients, unsigned long long keys) {
   constexpr int kTile = 64 * kChunk * sizeof(Element) >> 4;  // as descriptors count
+  forget(keys);
   wgmma_fence();
 #pragma unroll
   for (int tile = 0; tile < kShareTiles; ++tile) {
@@ -961,33 +957,36 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int share_row = consumer * kShareTiles * 64;  // a consumer's share of each tile of rows begins there
   const unsigned long long all_keys = descriptor(smem.k, sizeof(KeptKeys));
   int ds_stage = 0;
-
-  if (of_head > 0) {
-    barrier_wait(&smem.kept_full, 0);
-  }
-#pragma unroll 1
-  for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-    float* const sums = query_sums_of(args, batch, head);
-#pragma unroll 1
-    for (int n = 0, first = first_row; n < of_head; ++n, first += kPassingRows) {
-      const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
-      const unsigned long long dout_desc = descriptor(smem.dout[dout_pipe.stage], sizeof(PassingRows));
-      float s[kPassingRows / 2], gradient[kPassingRows / 2];
-      unsigned weights[kPassingRows / 16][4], gradients[kPassingRows / 16][4];
-      barrier_wait(&smem.q_full[q_pipe.stage], q_pipe.phase);
+  int left = of_head * group;  // tiles
+  if (left > 0) {
+    int head = kv_head * group, first = first_row;
+    // Where a warp adds its share of a tile.
+    float* place = query_sum_at(query_sums_of(args, batch, head), (first + share_row) / 16 + warp % 4, 0);
+    float gradient[kWeighedRows / 2];
+    // Makes the gradients of the scores of a part of a tile, and adds what it makes of those of values;
+    // `beside_scores` is done while scores are made, `beside_others` while gradients of weights are.
+    const auto make_gradients = [&](int part, auto beside_scores, auto beside_others) {
+      const int first_of_part = first + part * kWeighedRows, step = part * (kWeighedRows / 16);
+      const unsigned long long all_dout_desc = descriptor(smem.dout[dout_pipe.stage], sizeof(PassingRows));
+      const unsigned long long q_desc = step_of_keys(descriptor(smem.q[q_pipe.stage]), step);
+      const unsigned long long dout_desc = step_of_keys(all_dout_desc, step);
+      float s[kWeighedRows / 2];
+      unsigned weights[kWeighedRows / 16][4];
+      if (part == 0) barrier_wait(&smem.q_full[q_pipe.stage], q_pipe.phase);
       start_products<kDSteps, KeptKeys, PassingRows>(s, k_desc, q_desc);
-      barrier_wait(&smem.dout_full[dout_pipe.stage], dout_pipe.phase);
+      beside_scores();
+      if (part == 0) barrier_wait(&smem.dout_full[dout_pipe.stage], dout_pipe.phase);
       start_products<kDvSteps, KeptKeys, PassingRows>(gradient, v_desc, dout_desc);
-      wgmma_wait<0>();
+      beside_others();
+      wgmma_wait<1>();
       hold(s);
-      hold(gradient);
+      const bool partial = is_partial(args, batch, first_of_part, first_of_part + kWeighedRows, first_key, first_key + kBc);
       const auto weigh_all = [&](auto masked) {
         constexpr bool kMasked = decltype(masked)::value;
 #pragma unroll
-        for (int i = 0; i < kPassingRows / 2; i += 4) {
-          const int column = i * 2 + lane % 4 * 2;
+        for (int i = 0; i < kWeighedRows / 2; i += 4) {
+          const int column = part * kWeighedRows + i * 2 + lane % 4 * 2;
           const float2 lse = *reinterpret_cast<const float2*>(smem.lse[q_pipe.stage] + column);
-          const float2 delta = *reinterpret_cast<const float2*>(smem.delta[dout_pipe.stage] + column);
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             const int row = first + column + e;
@@ -995,40 +994,97 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
               const int at = i + 2 * h + e, key = own_key + 8 * h;
-              weigh<kMasked>(s[at], gradient[at], args, batch, head, row, key, seen, scale, e ? lse.y : lse.x,
-                             e ? delta.y : delta.x);
+              float factor = 1.0f;
+              weigh<kMasked>(s[at], factor, args, batch, head, row, key, seen, scale, e ? lse.y : lse.x, 0.0f);
             }
           }
         }
       };
-      if (is_partial(args, batch, first, first + kPassingRows, first_key, first_key + kBc)) {
+      if (partial) {
         weigh_all(Constant<true>{});
       } else {
         weigh_all(Constant<false>{});
       }
       pack_weights(s, weights);
-      pack_weights(gradient, gradients);
       start_sums(sum_v, weights, dout_desc);
-      store_gradients(smem.gradients[ds_stage][consumer], gradients);
+      wgmma_wait<1>();
+      hold(gradient);
+      const float* const delta_of_row = smem.delta[dout_pipe.stage] + part * kWeighedRows + lane % 4 * 2;
+      const auto differentiate = [&](auto masked) {
+#pragma unroll
+        for (int i = 0; i < kWeighedRows / 2; i += 4) {
+          const float2 delta = *reinterpret_cast<const float2*>(delta_of_row + i * 2);
+#pragma unroll
+          for (int at = i; at < i + 4; ++at) {
+            gradient[at] = s[at] * (gradient[at] - (at % 2 ? delta.y : delta.x));
+            if (decltype(masked)::value && s[at] == 0.0f) gradient[at] = 0.0f;
+          }
+        }
+      };
+      if (partial) {
+        differentiate(Constant<true>{});
+      } else {
+        differentiate(Constant<false>{});
+      }
+      wgmma_wait<0>();
+      if (part < 1) return;
+      release(&smem.dout_empty[dout_pipe.stage]);
+      dout_pipe.advance();
+    };
+    barrier_wait(&smem.kept_full, 0);
+    make_gradients(0, [] {}, [] {});
+#pragma unroll 1
+    while (true) {
+      {
+        unsigned gradients[kWeighedRows / 16][4];
+        pack_weights(gradient, gradients);
+        store_gradients(smem.gradients[ds_stage][consumer], gradients);
+        const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
+        start_sums(sum_k, gradients, q_desc);
+        make_gradients(1, [] {}, [] {});
+      }
+      if (--left == 0) break;
+      const int first_before = first;
+      Barrier* const q_empty = &smem.q_empty[q_pipe.stage];
+      unsigned gradients[kWeighedRows / 16][4];
+      pack_weights(gradient, gradients);
+      store_gradients(smem.gradients[ds_stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
+      const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
+      start_sums(sum_k, gradients, step_of_keys(q_desc, 1 * (kWeighedRows / 16)));
       fence_proxy_async();
       named_barrier_sync(kGradientsBarrier, kConsumers * kWarpgroup);
       float shares[kShareTiles][kShareColumns / 2];
       start_shares(shares, descriptor(smem.gradients[ds_stage][0] + share_row * kChunk), all_keys);
-
-      start_sums(sum_k, gradients, q_desc);
-      wgmma_wait<2>();
-      release(&smem.dout_empty[dout_pipe.stage]);
-      dout_pipe.advance();
-      wgmma_wait<1>();
-      stage_shares(smem.shares[consumer][warp % 4], shares);
-      float* const place = query_sum_at(sums, (first + share_row) / 16 + warp % 4, 0);
-      add_shares(args, place, first + share_row + warp % 4 * 16, smem.shares[consumer][warp % 4]);
-      ds_stage ^= 1;
-
-      wgmma_wait<0>();
-      release(&smem.q_empty[q_pipe.stage]);
       q_pipe.advance();
+      first += kPassingRows;
+      const bool other_head = first >= first_row + of_head * kPassingRows;
+      if (other_head) first = first_row, ++head;
+      make_gradients(
+          0,
+          [&] {
+            wgmma_wait<1>();
+            release(q_empty);
+            stage_shares(smem.shares[consumer][warp % 4], shares);
+          },
+          [&] {
+            add_shares(args, place, first_before + share_row + warp % 4 * 16, smem.shares[consumer][warp % 4]);
+          });
+      place += kPassingRows * kD;
+      if (other_head) place = query_sum_at(query_sums_of(args, batch, head), (first + share_row) / 16 + warp % 4, 0);
+      ds_stage ^= 1;
     }
+    unsigned gradients[kWeighedRows / 16][4];
+    pack_weights(gradient, gradients);
+    store_gradients(smem.gradients[ds_stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
+    const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
+    start_sums(sum_k, gradients, step_of_keys(q_desc, 1 * (kWeighedRows / 16)));
+    fence_proxy_async();
+    named_barrier_sync(kGradientsBarrier, kConsumers * kWarpgroup);
+    float shares[kShareTiles][kShareColumns / 2];
+    start_shares(shares, descriptor(smem.gradients[ds_stage][0] + share_row * kChunk), all_keys);
+    wgmma_wait<0>();
+    stage_shares(smem.shares[consumer][warp % 4], shares);
+    add_shares(args, place, first + share_row + warp % 4 * 16, smem.shares[consumer][warp % 4]);
   }
   hold(sum_k);
   hold(sum_v);

@@ -9,7 +9,7 @@
 //   bc = 128                   keys that a block keeps, whose gradients it makes
 //   apart = false              of 64 keys one warpgroup makes dv and another dk, which takes fewer registers
 //   br = 64                    query rows that pass by them
-//   schedule = weights_first   products with weights: after those of their gradients, beside, or beside a tile ahead
+//   schedule = weights_first   when weights are made and multiplied: beside their gradients, after, or a tile ahead
 //   parts = 1                  parts of them whose weights are made one behind the other
 //   kept = shared              what products read from registers: values, or keys as well
 //   q_stages = 2               tiles of queries in shared memory
@@ -691,7 +691,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
           }
         }
       };
-      if (is_partial(args, batch, first, first + kPassingRows, first_key, end_key)) {
+      const bool partial = is_partial(args, batch, first, first + kPassingRows, first_key, end_key);
+      if (partial) {
         weigh_all(Constant<true>{});
       } else {
         weigh_all(Constant<false>{});
@@ -700,14 +701,21 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       start_sums(sum_v, weights, dout_desc);
       wgmma_wait<1>();
       hold(gradient);
+      const auto differentiate_all = [&](auto masked) {
 #pragma unroll
-      for (int i = 0; i < kPassingRows / 2; i += 4) {
-        const float2 delta = *reinterpret_cast<const float2*>(smem.delta[dout_pipe.stage] + i * 2 + lane % 4 * 2);
+        for (int i = 0; i < kPassingRows / 2; i += 4) {
+          const float2 delta = *reinterpret_cast<const float2*>(smem.delta[dout_pipe.stage] + i * 2 + lane % 4 * 2);
 #pragma unroll
-        for (int at = i; at < i + 4; ++at) {
-          const float slope = s[at] * (gradient[at] - (at % 2 ? delta.y : delta.x));
-          gradient[at] = s[at] == 0.0f ? 0.0f : slope;
+          for (int at = i; at < i + 4; ++at) {
+            const float slope = s[at] * (gradient[at] - (at % 2 ? delta.y : delta.x));
+            gradient[at] = decltype(masked)::value && s[at] == 0.0f ? 0.0f : slope;
+          }
         }
+      };
+      if (partial) {
+        differentiate_all(Constant<true>{});
+      } else {
+        differentiate_all(Constant<false>{});
       }
       pack_weights(gradient, gradients);
       start_sums(sum_k, gradients, q_desc);
