@@ -36,9 +36,11 @@ MOVER_WORDS, TURN_WORDS = 6, 22
 #: to memory.
 REGISTERS_BESIDE, REGISTERS_OF_CHANGE, REGISTERS_OF_ADDRESSES = 32, 8, 24
 #: And for elements of arrays that a change reads row by row as these pass by, or key by key, for each that is
-#: weighed at a time: the compiler begins to read elements of all before it needs the first. By what nvcc 13
-#: spills, under tables of distances and under biases; where rows are kept, gradients are still to be made.
-REGISTERS_OF_ROWS, REGISTERS_OF_KEYS = 0.125, 0.75
+#: weighed at a time: the compiler begins to read elements of all before it needs the first; some more for
+#: each kind of places that is kept beside them, of sums that threads or copies add to and of rows that see a
+#: key, but for scores a tile ahead, which have room for these. By what nvcc 13 spills, under tables of
+#: distances and biases. The last is of the launch that keeps query rows.
+REGISTERS_OF_ROWS, REGISTERS_OF_PLACES, REGISTERS_OF_KEYS = 0.125, 4, 0.75
 #: The first where numbers come in parts, which are made of nothing that is kept.
 REGISTERS_BESIDE_PARTS = 24
 #: When weights are made and multiplied: once their gradients are there, too; or made beside the making of
@@ -389,7 +391,9 @@ class Parameters(GradientVariant):
         # Where sums are handed on, half the rows for a part begun while others are awaited, as ptxas has it.
         begins = self.hands_on_sums and self.schedule == AHEAD and self.meeting == LATE
         begun = rows // 2 if begins else 0
-        kept = d + dv + _registers_of_elements(problem, QUERY, REGISTERS_OF_ROWS * rows)
+        places = 0 if self.schedule == AHEAD else (not self.hands_on_sums) + (self.ranges == OF_KEYS)
+        elements = REGISTERS_OF_ROWS * rows + REGISTERS_OF_PLACES * places
+        kept = d + dv + _registers_of_elements(problem, QUERY, elements)
         if self.apart:
             # What another warpgroup has of gradients leaves room for elements.
             kept = max(d, dv)

@@ -752,7 +752,9 @@ def test_elements_of_arrays_take_registers_where_they_pass_by() -> None:
     )
     together = WgmmaBackward(bc=64, dq_path="bulk")
     ahead = replace(together, schedule="ahead")
-    for variant, more in ((together, 12), (ahead, 12), (replace(ahead, bc=128, br=48), 9)):
+    of_ranges = replace(together, ranges="of_keys")
+    handed_on = replace(together, turns="free", sums="handed_on")
+    for variant, more in ((handed_on, 8), (together, 12), (of_ranges, 16), (ahead, 8)):
         needed = variant.needed_registers(capped)
         assert variant.needed_registers(table) == variant.needed_registers(bias) == needed + more
         # What is read of keys that stay is read once.
