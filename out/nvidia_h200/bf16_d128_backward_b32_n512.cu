@@ -108,10 +108,10 @@ struct HandedHead {
 };
 // A turn as far as sums go: how many tiles of keys come before it, of how many tiles from `first_row` on a head's rows are,
 // which of them see no keys before the turn's, those from `end_before` on, and none behind, those up to `first_behind`; both
-// begin tiles. And the heads that share its keys: for each mover that which is next, and the number of that behind the last.
+// begin tiles. And the heads that share its keys: the first one, and the number of that behind the last.
 struct HandedTurn {
   int batch, first_key, keys_before, first_row, of_head, end_before, first_behind;
-  HandedHead heads[2];
+  HandedHead first_head;
   int end_head;
 };
 constexpr long long kSectionBytes = 37748736;  // of L2, for what passes by
@@ -152,8 +152,9 @@ struct SharedStorage {
     Barrier open, done;  // once it is known what becomes of sums, and once every warp of consumers has done it
     int become;
     float* ended;  // where memory has sums that end here
-    // Its own, whose thread has few registers: where others are told of sums, once these are in memory, and the phase in
-    // which the next turn comes.
+    // Its own, whose thread has few registers: the head that is next, where others are told of sums, once these are in
+    // memory, and the phase in which the next turn comes.
+    HandedHead head;
     int* told;
     unsigned next_phase;
   } movers[2];
@@ -808,8 +809,8 @@ __device__ __forceinline__ HandedTurn find_handed(const AttentionArgs& args, con
   const int group = args.num_q_heads / args.num_kv_heads, head = turn.kv_head * group;
   const int keys_before = turn.first_key / kBc;
   const HandedHead first{head, query_sums_of(args, turn.batch, head), next_keys_of(args, turn.batch, head)};
-  HandedTurn found{turn.batch, turn.first_key, keys_before, turn.first_row, max(turn.of_head, 0), 0, 0x7fffffff,
-                   {first, first}, head + group};
+  HandedTurn found{turn.batch, turn.first_key, keys_before, turn.first_row, max(turn.of_head, 0), 0, 0x7fffffff, first,
+                   head + group};
   int first_row, end_row;
   if (turn.first_key > 0) {
     find_rows(args, turn.batch, turn.first_key - kBc, turn.first_key, first_row, end_row);
@@ -855,9 +856,13 @@ __device__ __forceinline__ void hand_on_sums(
   while (true) {
     barrier_wait(&smem.next_full, mover.next_phase);
     if (smem.next < 0) break;
-    HandedTurn& turn = smem.handed[mover.next_phase];
-    HandedHead& head = turn.heads[number];
+    const HandedTurn& turn = smem.handed[mover.next_phase];
+    HandedHead& head = mover.head;
+    head.number = turn.first_head.number;
+    head.sums = turn.first_head.sums;
+    // In between, for otherwise all of it would be in registers at once; the turn stays until the next but one.
     barrier_arrive(&smem.next_empty);
+    head.next_keys = turn.first_head.next_keys;
     mover.next_phase ^= 1;
     mover.told = nullptr;
     const auto tell = [&] {
@@ -1339,4 +1344,4 @@ extern "C" int attention_bf16_d128_backward(const AttentionArgs* args, cudaStrea
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 512, "seqlen_k": 512, "head_dim": 128, "head_dim_v": 128, "causal": false, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 64, "schedule": "together", "parts": 1, "kept": "shared", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_section", "meeting": "at_once", "ranges": "of_rows", "min_blocks": 1, "turns": "free", "sums": "handed_on", "walk": "down", "far_keys": "walked"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 231424, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "5bbae751a0fcf705", "figures": [2108, 1023]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 512, "seqlen_k": 512, "head_dim": 128, "head_dim_v": 128, "causal": false, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 64, "schedule": "together", "parts": 1, "kept": "shared", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_section", "meeting": "at_once", "ranges": "of_rows", "min_blocks": 1, "turns": "free", "sums": "handed_on", "walk": "down", "far_keys": "walked"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 231424, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "86fce6ed6d80d815", "figures": [2108, 1023]}

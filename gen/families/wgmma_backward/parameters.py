@@ -30,7 +30,7 @@ PRODUCER_REGISTERS_OF_TILES = 40
 ADDING_REGISTERS, ADDING_WARPS = 56, 3
 #: What a thread of the producer that hands on what blocks add up in memory has in shared memory, as large as
 #: barriers, so that it needs no more registers than others; and what turns come with.
-MOVER_WORDS, TURN_WORDS = 6, 22
+MOVER_WORDS, TURN_WORDS = 9, 16
 #: Registers of a consumer beside its sums and products: addresses, numbers of rows, scales; and more where
 #: changes of scores are made and differentiated, or threads of warpgroups apart, or of blocks that stay, add
 #: to memory.

@@ -90,10 +90,10 @@ struct HandedHead {
 };
 // A turn as far as sums go: how many tiles of keys come before it, of how many tiles from `first_row` on a head's rows are,
 // which of them see no keys before the turn's, those from `end_before` on, and none behind, those up to `first_behind`; both
-// begin tiles. And the heads that share its keys: for each mover that which is next, and the number of that behind the last.
+// begin tiles. And the heads that share its keys: the first one, and the number of that behind the last.
 struct HandedTurn {
   int batch, first_key, keys_before, first_row, of_head, end_before, first_behind;
-  HandedHead heads[2];
+  HandedHead first_head;
   int end_head;
 };
 constexpr long long kSectionBytes = 37748736;  // of L2, for what passes by
@@ -134,8 +134,9 @@ struct SharedStorage {
     Barrier open, done;  // once it is known what becomes of sums, and once every warp of consumers has done it
     int become;
     float* ended;  // where memory has sums that end here
-    // Its own, whose thread has few registers: where others are told of sums, once these are in memory, and the phase in
-    // which the next turn comes.
+    // Its own, whose thread has few registers: the head that is next, where others are told of sums, once these are in
+    // memory, and the phase in which the next turn comes.
+    HandedHead head;
     int* told;
     unsigned next_phase;
   } movers[2];
@@ -790,8 +791,8 @@ __device__ __forceinline__ HandedTurn find_handed(const AttentionArgs& args, con
   const int group = args.num_q_heads / args.num_kv_heads, head = turn.kv_head * group;
   const int keys_before = turn.first_key / kBc;
   const HandedHead first{head, query_sums_of(args, turn.batch, head), next_keys_of(args, turn.batch, head)};
-  HandedTurn found{turn.batch, turn.first_key, keys_before, turn.first_row, max(turn.of_head, 0), 0, 0x7fffffff,
-                   {first, first}, head + group};
+  HandedTurn found{turn.batch, turn.first_key, keys_before, turn.first_row, max(turn.of_head, 0), 0, 0x7fffffff, first,
+                   head + group};
   int first_row, end_row;
   if (turn.first_key > 0) {
     find_rows(args, turn.batch, turn.first_key - kBc, turn.first_key, first_row, end_row);
@@ -837,9 +838,13 @@ __device__ __forceinline__ void hand_on_sums(
   while (true) {
     barrier_wait(&smem.next_full, mover.next_phase);
     if (smem.next < 0) break;
-    HandedTurn& turn = smem.handed[mover.next_phase];
-    HandedHead& head = turn.heads[number];
+    const HandedTurn& turn = smem.handed[mover.next_phase];
+    HandedHead& head = mover.head;
+    head.number = turn.first_head.number;
+    head.sums = turn.first_head.sums;
+    // In between, for otherwise all of it would be in registers at once; the turn stays until the next but one.
     barrier_arrive(&smem.next_empty);
+    head.next_keys = turn.first_head.next_keys;
     mover.next_phase ^= 1;
     mover.told = nullptr;
     const auto tell = [&] {
