@@ -353,11 +353,7 @@ PLACE_OF_HEAD_BEFORE = (
             (LATE, "barrier_wait(&smem.gradients_full[ds_pipe.stage], ds_pipe.phase);", ""),
             (LATE, "row >= see.begin && ", "row > see.begin && "),
             (LATE, "const RowRange see = h ? rows_of_other", "const RowRange see = h ? rows_of_own"),
-            (
-                LATE,
-                "if (end_key_of(args, batch, middle) > key)",
-                "if (end_key_of(args, batch, middle) >= key)",
-            ),
+            (LATE, "row = max(row, key + 1 - (", "row = max(row, key + 2 - ("),
             (LATE, "gradients_full[i], kArrivals * 4 * kConsumers)", "gradients_full[i], kArrivals * 4)"),
             (LATE_PARTS, "barrier_wait(&smem.gradients_full[ds_pipe.stage], ds_pipe.phase);", ""),
             (
