@@ -257,7 +257,7 @@ GRADIENTS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = GRADIENTS[0].problem, GRADIENTS[0].variant, GRADIENTS[0].device
 MEASUREMENT = GRADIENTS[0].measurement
 
-_bound = ScoredGradients(GRADIENTS, operator="attention_bf16_d128_backward_documents_c0be9033")
+_bound = ScoredGradients(GRADIENTS, operator="attention_bf16_d128_backward_documents_3f13a3d4")
 gradients, explain, use, register_torch = _bound.gradients, _bound.explain, _bound.use, _bound.register_torch
 document_bounds = _bound.document_bounds
 

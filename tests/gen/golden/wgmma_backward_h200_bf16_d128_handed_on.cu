@@ -92,7 +92,7 @@ struct HandedHead {
 // which of them see no keys before the turn's, those from `end_before` on, and none behind, those up to `first_behind`; both
 // begin tiles. And the heads that share its keys: the first one, and the number of that behind the last.
 struct HandedTurn {
-  int batch, first_key, keys_before, first_row, of_head, end_before, first_behind;
+  int batch, kv_head, first_key, keys_before, first_row, of_head, end_before, first_behind;
   HandedHead first_head;
   int end_head;
 };
@@ -791,8 +791,8 @@ __device__ __forceinline__ HandedTurn find_handed(const AttentionArgs& args, con
   const int group = args.num_q_heads / args.num_kv_heads, head = turn.kv_head * group;
   const int keys_before = turn.first_key / kBc;
   const HandedHead first{head, query_sums_of(args, turn.batch, head), next_keys_of(args, turn.batch, head)};
-  HandedTurn found{turn.batch, turn.first_key, keys_before, turn.first_row, max(turn.of_head, 0), 0, 0x7fffffff, first,
-                   head + group};
+  HandedTurn found{turn.batch, turn.kv_head, turn.first_key, keys_before, turn.first_row, max(turn.of_head, 0), 0, 0x7fffffff,
+                   first, head + group};
   int first_row, end_row;
   if (turn.first_key > 0) {
     find_rows(args, turn.batch, turn.first_key - kBc, turn.first_key, first_row, end_row);
@@ -819,9 +819,9 @@ __device__ __forceinline__ void write_queries(
 
 // Starts to write those of a turn's keys, or values.
 __device__ __forceinline__ void write_keys(
-    const CUtensorMap* map, const KeptKeys* tile, int chunks, int first_key, int kv_head, int batch) {
+    const CUtensorMap* map, const KeptKeys* tile, int chunks, const HandedTurn& turn) {
 #pragma unroll 1
-  for (int i = 0; i < chunks; ++i) tma_store(map, tile[i], i * kChunk, first_key, kv_head, batch);
+  for (int i = 0; i < chunks; ++i) tma_store(map, tile[i], i * kChunk, turn.first_key, turn.kv_head, turn.batch);
 }
 
 // The part of one of two threads, of every other tile of rows of a block's turns: opens shared memory of its own for a
@@ -866,11 +866,10 @@ __device__ __forceinline__ void hand_on_sums(
         barrier_arrive(&mover.open);
         tell();
         barrier_wait(&mover.done, phase);
-        const int kv_head = (turn.end_head - 1) / (args.num_q_heads / args.num_kv_heads);
         if (nth == 0) {
-          write_keys(&maps.dk, moved.kept, kDChunks, turn.first_key, kv_head, turn.batch);
+          write_keys(&maps.dk, moved.kept, kDChunks, turn);
         } else {
-          write_keys(&maps.dv, moved.kept, kDvChunks, turn.first_key, kv_head, turn.batch);
+          write_keys(&maps.dv, moved.kept, kDvChunks, turn);
         }
         tma_commit();
         tma_wait_read<0>();
