@@ -35,7 +35,6 @@ from .parameters import (
     BY_SECTION,
     HEAVIEST_FIRST,
     LATE,
-    MADE_FIRST,
     OF_KEYS,
     WEIGHTS_FIRST,
     launch_registers,
@@ -56,9 +55,8 @@ LATE_GRADIENTS, LATE_KEYS = 0.15, 0.3
 #: up; or sent to memory by threads, which takes a little longer.
 SHARED_PASSES, THREAD_PASSES = 2.0, 2.3
 #: How much longer a tile takes whose products with weights come before those with gradients, by six pairs;
-#: and of parts, where the first are split meanwhile, by eight. And where weights are but made before, by the
-#: cycles of two pairs.
-WEIGHTS_FIRST_PACE, WEIGHTS_FIRST_PACE_OF_PARTS, MADE_FIRST_PACE = 1.01, 0.95, 0.985
+#: and of parts, where the first are split meanwhile, by eight.
+WEIGHTS_FIRST_PACE, WEIGHTS_FIRST_PACE_OF_PARTS = 1.01, 0.95
 #: How much longer a tile of parts takes whose block has one consumer: nobody multiplies while it splits. By
 #: four kernels of an H200.
 ALONE_PACE = 1.14
@@ -168,7 +166,7 @@ def _pace(variant: WgmmaBackward, problem: Problem) -> float:
     pace = BULK_PACE if variant.dq_path == BULK and problem.head_dim % CHUNK else 1.0
     if variant.order == BY_SECTION and problem.scores.all_rows_alike:
         pace *= SECTION_PACE
-    return pace * {WEIGHTS_FIRST: WEIGHTS_FIRST_PACE, MADE_FIRST: MADE_FIRST_PACE}.get(variant.schedule, 1.0)
+    return pace * (WEIGHTS_FIRST_PACE if variant.schedule == WEIGHTS_FIRST else 1.0)
 
 
 def _of_keys_in_parts(variant: WgmmaBackward, problem: Problem) -> BlockWork:

@@ -121,6 +121,7 @@ def test_scores_are_changed_by_what_slides_past_them(name: str, walk: str) -> No
             (name, walk)
             for name in ("distances", "turned", "capped", "two", "beside a bias")
             for walk in BACKWARD
+            if name != "capped" or not walk.endswith("first")  # a cap is differentiated where it is made
         ],
         11,
     ),
