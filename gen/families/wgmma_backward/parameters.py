@@ -391,13 +391,14 @@ class Parameters(GradientVariant):
         # Where sums are handed on, half the rows for a part begun while others are awaited, as ptxas has it.
         begins = self.hands_on_sums and self.schedule == AHEAD and self.meeting == LATE
         begun = rows // 2 if begins else 0
-        places = 0 if self.schedule == AHEAD else (not self.hands_on_sums) + (self.ranges == OF_KEYS)
-        elements = REGISTERS_OF_ROWS * rows + REGISTERS_OF_PLACES * places
-        kept = d + dv + _registers_of_elements(problem, QUERY, elements)
         if self.apart:
             # What another warpgroup has of gradients leaves room for elements.
-            kept = max(d, dv)
-        return kept + passing + addresses + begun + _beside(problem)
+            summed = max(d, dv)
+        else:
+            places = 0 if self.schedule == AHEAD else (not self.hands_on_sums) + (self.ranges == OF_KEYS)
+            elements = REGISTERS_OF_ROWS * rows + REGISTERS_OF_PLACES * places
+            summed = d + dv + _registers_of_elements(problem, QUERY, elements)
+        return summed + passing + addresses + begun + _beside(problem)
 
     def producer_registers(self, problem: Problem) -> int:
         """Returns what a thread of the producer keeps."""
