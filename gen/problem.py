@@ -38,7 +38,7 @@ PRECISIONS = {
 KV_DTYPES = {"f32": ("e4m3",), "f16": ("e4m3",), "bf16": ("e4m3",), "e4m3": ()}
 #: Bound on a kernel's error against float64, ‖o - ref‖ / ‖ref‖ per head: by dtype, and by precision where a
 #: class of its own is asked for.
-TOLERANCES = {"f32": 2e-6, "f16": 2e-3, "bf16": 1e-2, "e4m3": 1e-2, "tf32": 1e-3, EIGHT: 7e-2}
+TOLERANCES = {"f32": 2e-6, "f16": 2e-3, "bf16": 1e-2, "e4m3": 1e-2, "tf32": 1e-3, EIGHT: 9e-2}
 #: Query rows up to which a problem decodes: reading the keys takes its time, whatever is made of them, and a
 #: kernel that is fast for many rows is slow.
 FEW_QUERIES = 16

@@ -11,3 +11,7 @@ TOP_EXPONENT, LEAST_EXPONENT, WEIGHT_EXPONENT, PARTS_LAG = 12, -113, 13, 2.875
 #: The same of weights of e4m3, whose largest number is 448: a row's largest is exactly 2^8, so that it loses
 #: nothing where it is nearly all of the row, and no maximum may lag behind.
 EIGHT_BITS_EXPONENT, EIGHT_BITS_LAG = 8, 0.0
+#: Straight lines between powers of two, as e4m3's numbers are when they are counted: how many numbers lie
+#: between two powers, by how many of them the lines lie above 2^x on average over x, and how far a maximum
+#: may lag behind, as sums are of the same weights: 2^8.75 is the largest number but for rounding.
+STRAIGHT_STEPS, STRAIGHT_BIAS, STRAIGHT_LAG = 8, 0.457, 0.75

@@ -11,8 +11,8 @@
 //   bc = 128                   keys that a block keeps, whose gradients it makes
 //   apart = false              of 64 keys one warpgroup makes dv and another dk, which takes fewer registers
 //   br = 64                    query rows that pass by them
-//   schedule = ahead           when weights are made and multiplied: beside their gradients, after, or a tile ahead
-//   parts = 2                  parts of them whose weights are made one behind the other
+//   schedule = made_first      when weights are made and multiplied: beside their gradients, after, or a tile ahead
+//   parts = 1                  parts of them whose weights are made one behind the other
 //   kept = shared              what products read from registers: values, or keys as well
 //   q_stages = 2               tiles of queries in shared memory
 //   dout_stages = 2            tiles of gradients of outputs in shared memory
@@ -23,6 +23,7 @@
 //   k_stages = 2               tiles of keys in shared memory
 //   v_stages = 2               tiles of values in shared memory
 //   order = by_section         blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
+//   meeting = late             when consumers await each other's gradients of scores: at once, or with other products begun
 //   turns = free               tiles of keys that a block takes: one, or each so-manieth, or the next whenever it is free
 //   sums = handed_on           who adds to queries' gradients next: whoever comes, or the block whose keys are next
 //   walk = up                  rows that pass by, where sums are handed on: from the last one down, or up
@@ -30,8 +31,8 @@
 // Tuned with score score + table[h, q - k].
 //
 // Measured on NVIDIA H200, batch 8, 16 heads, 2048 rows, with a causal mask, score score + table[h, q - k]:
-// 1.009 ms (median), spread 0.1 %, 340.7 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per
-// head against float64: 1.4e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen
+// 883.1 us (median), spread 0.2 %, 389.3 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per
+// head against float64: 1.7e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen
 // 0.2.0, seed 0.
 //
 // Build:
@@ -44,9 +45,10 @@
 //     flashgen emit bf16_d128_backward_score80cadc_causal_b8_n2048.cu \
 //         --device h200 --dtype bf16 --d 128 --backward --causal --score 'score + table[h, q - k]' \
 //         --batch 8 --seqlen 2048 --family wgmma-backward --set bc=128 --set apart=false --set br=64 \
-//         --set schedule=ahead --set parts=2 --set kept=shared --set q_stages=2 --set dout_stages=2 \
+//         --set schedule=made_first --set parts=1 --set kept=shared --set q_stages=2 --set dout_stages=2 \
 //         --set dq_path=bulk --set ds_stages=2 --set rows=128 --set keys=64 --set k_stages=2 \
-//         --set v_stages=2 --set order=by_section --set turns=free --set sums=handed_on --set walk=up
+//         --set v_stages=2 --set order=by_section --set meeting=late --set turns=free --set sums=handed_on \
+//         --set walk=up
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -100,14 +102,12 @@ constexpr int kVec = 8;  // elements that strides must be multiples of, for the 
 constexpr int kWarpgroup = 128;  // threads of a warpgroup
 constexpr int kBc = 128;  // keys that a block keeps, whose gradients it makes
 constexpr int kPassingRows = 64;  // query rows that pass by them at a time
-constexpr int kParts = 2, kWeighedRows = kPassingRows / kParts;  // of them, which are weighed one behind the other
 constexpr int kConsumers = 2;  // warpgroups that compute, beside the producer
 constexpr int kThreads = 384;
 constexpr int kMaxBlocks = 132;  // as many as run at once
 constexpr int kQStages = 2, kDoutStages = 2;  // tiles of them in shared memory
 constexpr int kDsStages = 2;  // tiles of gradients of scores in shared memory
 constexpr int kShareTiles = 1, kShareColumns = 64;  // of queries' gradients, of 64 rows, by consumer
-constexpr int kGradientsBarrier = 1;  // named: all consumers have written their gradients of scores
 // What becomes of a block's sums of a tile of rows: others add to them, or they are gradients with those of all other keys,
 // or they alone.
 constexpr int kHandedOn = 0, kLast = 1, kOnly = 2;
@@ -159,6 +159,7 @@ struct SharedStorage {
   alignas(16) float lse[kQStages][kPassingRows], delta[kDoutStages][kPassingRows];
   // A stage is full once its bytes have arrived, and empty once every warp of consumers has done with it.
   Barrier kept_full, q_full[kQStages], q_empty[kQStages], dout_full[kDoutStages], dout_empty[kDoutStages];
+  Barrier gradients_full[kDsStages];  // once every warp of consumers has stored its own
   Barrier kept_empty;  // once every warp of consumers has read what it needs of keys and values
   Barrier next_full, next_empty;  // once the producer has told the next turn, and every warp of consumers has read it
   int next;  // -1: none
@@ -231,11 +232,6 @@ __device__ __forceinline__ void barrier_wait(Barrier* barrier, unsigned parity) 
       :
       : "r"(shared_address(barrier)), "r"(parity)
       : "memory");
-}
-
-// Waits until `threads` threads have come to barrier `id` of the block, this one's warp among them.
-__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
 // Shows ordinary writes to shared memory to the copy engine and the tensor cores.
@@ -370,9 +366,6 @@ __device__ __forceinline__ bool elect_one() {
 
 // Makes the compiler forget what it knows of a value: it then works out what follows from it where that is needed,
 // rather than once and for all in a register each.
-__device__ __forceinline__ void forget(unsigned long long& value) {
-  asm volatile("" : "+l"(value));
-}
 __device__ __forceinline__ void forget(int& value) {
   asm volatile("" : "+r"(value));
 }
@@ -402,18 +395,21 @@ __device__ __forceinline__ void hold(float (&registers)[n]) {
 
 // D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. Products along the columns of both factors read
 // them from shared memory; sums have their weights in registers and what they weigh by rows.
-__device__ __forceinline__ void wgmma_m64n32k16_bf16_ss(
-    float (&d)[16], unsigned long long a, unsigned long long b, bool accumulate) {
+__device__ __forceinline__ void wgmma_m64n64k16_bf16_ss(
+    float (&d)[32], unsigned long long a, unsigned long long b, bool accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      "setp.ne.b32 p, %18, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-      "%16, %17, p, 1, 1, 0, 0;\n"
+      "setp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "%32, %33, p, 1, 1, 0, 0;\n"
       "}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
       : "l"(a), "l"(b), "r"(int(accumulate)));
 }
 
@@ -726,8 +722,8 @@ __device__ __forceinline__ bool is_partial(
 
 // One step of products along columns, and of sums.
 __device__ __forceinline__ void multiply(
-    float (&s)[16], unsigned long long a, unsigned long long b, bool accumulate) {
-  wgmma_m64n32k16_bf16_ss(s, a, b, accumulate);
+    float (&s)[32], unsigned long long a, unsigned long long b, bool accumulate) {
+  wgmma_m64n64k16_bf16_ss(s, a, b, accumulate);
 }
 __device__ __forceinline__ void multiply(float (&sum)[64], const unsigned (&a)[4], unsigned long long b) {
   wgmma_m64n128k16_bf16_rs_trans(sum, a, b, true);
@@ -736,7 +732,6 @@ __device__ __forceinline__ void multiply(float (&sum)[64], const unsigned (&a)[4
 // Starts the products of 64 rows that stay with those that pass by, over all columns.
 template <int steps, typename Kept, typename Passing, int n>
 __device__ __forceinline__ void start_products(float (&s)[n], unsigned long long kept, unsigned long long passing) {
-  forget(kept);  // descriptors of all steps would be many
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < steps; ++step) {
@@ -842,12 +837,12 @@ __device__ __forceinline__ void store_rows(const float (&sum)[n], float factor, 
 
 // Brings a consumer's gradients of scores to shared memory, where a row has those of 64 keys.
 __device__ __forceinline__ void store_gradients(
-    Element* tile, const unsigned (&gradients)[kWeighedRows / 16][4]) {
+    Element* tile, const unsigned (&gradients)[kPassingRows / 16][4]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x % kWarpgroup / 32;
   const int row = lane / 16 * 8 + lane % 8;  // of the sixteen of a step
   const int piece = (2 * warp + lane / 8 % 2) ^ row % 8;  // eight keys
 #pragma unroll
-  for (int step = 0; step < kWeighedRows / 16; ++step) {
+  for (int step = 0; step < kPassingRows / 16; ++step) {
     stmatrix_x4_trans(tile + (16 * step + row) * kChunk + piece * 8, gradients[step]);
   }
 }
@@ -856,7 +851,6 @@ __device__ __forceinline__ void store_gradients(
 __device__ __forceinline__ void start_shares(
     float (&shares)[kShareTiles][kShareColumns / 2], unsigned long long gradients, unsigned long long keys) {
   constexpr int kTile = 64 * kChunk * sizeof(Element) >> 4;  // as descriptors count
-  forget(keys);
   wgmma_fence();
 #pragma unroll
   for (int tile = 0; tile < kShareTiles; ++tile) {
@@ -1165,6 +1159,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       barrier_init(&smem.dout_full[i], 1);
       barrier_init(&smem.dout_empty[i], kArrivals * 4 * kConsumers);
     }
+    for (int i = 0; i < kDsStages; ++i) barrier_init(&smem.gradients_full[i], kArrivals * 4 * kConsumers);
     fence_barrier_init();
   }
   wait_for_earlier_launches();
@@ -1233,7 +1228,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     return;
   }
   take_registers<240>();
-  int ds_stage = 0;
+  PipelineState<kDsStages> ds_pipe;
   PipelineState<2> sums_pipe;
   int number = 0;
   barrier_wait(&smem.next_full, next_phase);
@@ -1255,33 +1250,29 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     float sum_k[kD / 2] = {}, sum_v[kDv / 2] = {};
     const int share_column = consumer * kShareColumns;  // a consumer's share of queries' gradients begins there
     const unsigned long long all_keys = descriptor(smem.k[share_column / kChunk], sizeof(KeptKeys));
-    int left = of_head * group;  // tiles
-    if (left > 0) {
-      int head = kv_head * group, first = first_row;
-      float gradient[kWeighedRows / 2];
-      // Makes the gradients of the scores of a part of a tile, and adds what it makes of those of values;
-      // `beside_scores` is done while scores are made, `beside_others` while gradients of weights are.
-      const auto make_gradients = [&](int part, auto beside_scores, auto beside_others) {
-        const int first_of_part = first + part * kWeighedRows, step = part * (kWeighedRows / 16);
-        const unsigned long long all_dout_desc = descriptor(smem.dout[dout_pipe.stage], sizeof(PassingRows));
-        const unsigned long long q_desc = step_of_keys(descriptor(smem.q[q_pipe.stage]), step);
-        const unsigned long long dout_desc = step_of_keys(all_dout_desc, step);
-        float s[kWeighedRows / 2];
-        unsigned weights[kWeighedRows / 16][4];
-        if (part == 0) barrier_wait(&smem.q_full[q_pipe.stage], q_pipe.phase);
+
+    if (of_head > 0) {
+      barrier_wait(&smem.kept_full, kept_phase);
+    }
+#pragma unroll 1
+    for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+#pragma unroll 1
+      for (int n = 0, first = first_row; n < of_head; ++n, first += kPassingRows) {
+        const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
+        const unsigned long long dout_desc = descriptor(smem.dout[dout_pipe.stage], sizeof(PassingRows));
+        float s[kPassingRows / 2], gradient[kPassingRows / 2];
+        unsigned weights[kPassingRows / 16][4], gradients[kPassingRows / 16][4];
+        barrier_wait(&smem.q_full[q_pipe.stage], q_pipe.phase);
         start_products<kDSteps, KeptKeys, PassingRows>(s, k_desc, q_desc);
-        beside_scores();
-        if (part == 0) barrier_wait(&smem.dout_full[dout_pipe.stage], dout_pipe.phase);
+        barrier_wait(&smem.dout_full[dout_pipe.stage], dout_pipe.phase);
         start_products<kDvSteps, KeptKeys, PassingRows>(gradient, v_desc, dout_desc);
-        beside_others();
         wgmma_wait<1>();
         hold(s);
-        const bool partial = is_partial(args, batch, first_of_part, first_of_part + kWeighedRows, first_key, first_key + kBc);
         const auto weigh_all = [&](auto masked) {
           constexpr bool kMasked = decltype(masked)::value;
 #pragma unroll
-          for (int i = 0; i < kWeighedRows / 2; i += 4) {
-            const int column = part * kWeighedRows + i * 2 + lane % 4 * 2;
+          for (int i = 0; i < kPassingRows / 2; i += 4) {
+            const int column = i * 2 + lane % 4 * 2;
             const float2 lse = *reinterpret_cast<const float2*>(smem.lse[q_pipe.stage] + column);
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
@@ -1296,89 +1287,51 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             }
           }
         };
+        const bool partial = is_partial(args, batch, first, first + kPassingRows, first_key, first_key + kBc);
         if (partial) {
           weigh_all(Constant<true>{});
         } else {
           weigh_all(Constant<false>{});
         }
-        pack_weights(s, weights);
-        start_sums(sum_v, weights, dout_desc);
-        wgmma_wait<1>();
+        wgmma_wait<0>();
         hold(gradient);
-        const float* const delta_of_row = smem.delta[dout_pipe.stage] + part * kWeighedRows + lane % 4 * 2;
-        const auto differentiate = [&](auto masked) {
+        const auto differentiate_all = [&](auto masked) {
 #pragma unroll
-          for (int i = 0; i < kWeighedRows / 2; i += 4) {
-            const float2 delta = *reinterpret_cast<const float2*>(delta_of_row + i * 2);
+          for (int i = 0; i < kPassingRows / 2; i += 4) {
+            const float2 delta = *reinterpret_cast<const float2*>(smem.delta[dout_pipe.stage] + i * 2 + lane % 4 * 2);
 #pragma unroll
             for (int at = i; at < i + 4; ++at) {
-              gradient[at] = s[at] * (gradient[at] - (at % 2 ? delta.y : delta.x));
-              if (decltype(masked)::value && s[at] == 0.0f) gradient[at] = 0.0f;
+              const float slope = s[at] * (gradient[at] - (at % 2 ? delta.y : delta.x));
+              gradient[at] = decltype(masked)::value && s[at] == 0.0f ? 0.0f : slope;
             }
           }
         };
         if (partial) {
-          differentiate(Constant<true>{});
+          differentiate_all(Constant<true>{});
         } else {
-          differentiate(Constant<false>{});
+          differentiate_all(Constant<false>{});
         }
-        wgmma_wait<0>();
-        if (part < 1) return;
+        pack_weights(s, weights);
+        pack_weights(gradient, gradients);
+        start_sums(sum_v, weights, dout_desc);
+        store_gradients(smem.gradients[ds_pipe.stage][consumer], gradients);
+        fence_proxy_async();
+        __syncwarp();
+        release(&smem.gradients_full[ds_pipe.stage]);
+        start_sums(sum_k, gradients, q_desc);
+        barrier_wait(&smem.gradients_full[ds_pipe.stage], ds_pipe.phase);
+        float shares[kShareTiles][kShareColumns / 2];
+        start_shares(shares, descriptor(smem.gradients[ds_pipe.stage][0]), all_keys);
+        wgmma_wait<2>();
         release(&smem.dout_empty[dout_pipe.stage]);
         dout_pipe.advance();
-      };
-      barrier_wait(&smem.kept_full, kept_phase);
-      make_gradients(0, [] {}, [] {});
-#pragma unroll 1
-      while (true) {
-        {
-          unsigned gradients[kWeighedRows / 16][4];
-          pack_weights(gradient, gradients);
-          store_gradients(smem.gradients[ds_stage][consumer], gradients);
-          const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
-          start_sums(sum_k, gradients, q_desc);
-          make_gradients(1, [] {}, [] {});
-        }
-        if (--left == 0) break;
-        Barrier* const q_empty = &smem.q_empty[q_pipe.stage];
-        unsigned gradients[kWeighedRows / 16][4];
-        pack_weights(gradient, gradients);
-        store_gradients(smem.gradients[ds_stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
-        const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
-        start_sums(sum_k, gradients, step_of_keys(q_desc, 1 * (kWeighedRows / 16)));
-        fence_proxy_async();
-        named_barrier_sync(kGradientsBarrier, kConsumers * kWarpgroup);
-        float shares[kShareTiles][kShareColumns / 2];
-        start_shares(shares, descriptor(smem.gradients[ds_stage][0]), all_keys);
+        wgmma_wait<1>();
+        release(&smem.q_empty[q_pipe.stage]);
         q_pipe.advance();
-        first += kPassingRows;
-        const bool other_head = first >= first_row + of_head * kPassingRows;
-        if (other_head) first = first_row, ++head;
-        make_gradients(
-            0,
-            [&] {
-              wgmma_wait<1>();
-              release(q_empty);
-              hand_on_share(smem, sums_pipe, shares, warp % 4, share_column, args.scale);
-            },
-            [&] {
-                  });
-        ds_stage ^= 1;
+        wgmma_wait<0>();
+        hand_on_share(smem, sums_pipe, shares, warp % 4, share_column, args.scale);
+        ds_pipe.advance();
       }
-      unsigned gradients[kWeighedRows / 16][4];
-      pack_weights(gradient, gradients);
-      store_gradients(smem.gradients[ds_stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
-      const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
-      start_sums(sum_k, gradients, step_of_keys(q_desc, 1 * (kWeighedRows / 16)));
-      fence_proxy_async();
-      named_barrier_sync(kGradientsBarrier, kConsumers * kWarpgroup);
-      float shares[kShareTiles][kShareColumns / 2];
-      start_shares(shares, descriptor(smem.gradients[ds_stage][0]), all_keys);
-      wgmma_wait<0>();
-      hand_on_share(smem, sums_pipe, shares, warp % 4, share_column, args.scale);
-      release(&smem.q_empty[q_pipe.stage]);
-      q_pipe.advance();
-      ds_stage ^= 1;
     }
     hold(sum_k);
     hold(sum_v);
@@ -1599,4 +1552,4 @@ extern "C" int attention_bf16_d128_backward_score80cadc(const AttentionArgs* arg
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 8, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto", "scoring": {"score": "score + table[h, q - k]"}, "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 64, "schedule": "ahead", "parts": 2, "kept": "shared", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_section", "meeting": "at_once", "ranges": "of_rows", "min_blocks": 1, "turns": "free", "sums": "handed_on", "walk": "up", "far_keys": "walked"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_backward_score80cadc", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 231424, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}, {"threads": 256, "smem_bytes": 16640, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "gradient_of_table", "keys_per_block": 64, "makes": "dtable", "dependent": true}], "digest": "d60d9cb559f22e44", "figures": [2333, 1200]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 8, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto", "scoring": {"score": "score + table[h, q - k]"}, "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 64, "schedule": "made_first", "parts": 1, "kept": "shared", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_section", "meeting": "late", "ranges": "of_rows", "min_blocks": 1, "turns": "free", "sums": "handed_on", "walk": "up", "far_keys": "walked"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_backward_score80cadc", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 231424, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}, {"threads": 256, "smem_bytes": 16640, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "gradient_of_table", "keys_per_block": 64, "makes": "dtable", "dependent": true}], "digest": "c9c0dd800a1c0ba8", "figures": [2458, 1237]}

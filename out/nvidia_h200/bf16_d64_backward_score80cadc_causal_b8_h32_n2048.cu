@@ -8,14 +8,14 @@
 // Masks and scores: score score + table[h, q - k]. Their numbers and arrays are run-time arguments, too.
 //
 // Family wgmma-backward:
-//   bc = 64                    keys that a block keeps, whose gradients it makes
+//   bc = 128                   keys that a block keeps, whose gradients it makes
 //   apart = false              of 64 keys one warpgroup makes dv and another dk, which takes fewer registers
-//   br = 64                    query rows that pass by them
+//   br = 128                   query rows that pass by them
 //   schedule = ahead           when weights are made and multiplied: beside their gradients, after, or a tile ahead
-//   parts = 1                  parts of them whose weights are made one behind the other
+//   parts = 2                  parts of them whose weights are made one behind the other
 //   kept = shared              what products read from registers: values, or keys as well
 //   q_stages = 2               tiles of queries in shared memory
-//   dout_stages = 1            tiles of gradients of outputs in shared memory
+//   dout_stages = 2            tiles of gradients of outputs in shared memory
 //   dq_path = bulk             who makes queries' gradients: a launch, or blocks of keys by sums in memory
 //   ds_stages = 2              tiles of gradients of scores in shared memory, where blocks of keys do
 //   rows = 128                 query rows that a block of the other launch keeps
@@ -23,7 +23,8 @@
 //   k_stages = 2               tiles of keys in shared memory
 //   v_stages = 2               tiles of values in shared memory
 //   order = by_section         blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
-//   min_blocks = 2             blocks per SM, of those that keep keys
+//   meeting = late             when consumers await each other's gradients of scores: at once, or with other products begun
+//   ranges = of_keys           what masks are told by: the keys that each row sees, or the rows that see each key
 //   turns = free               tiles of keys that a block takes: one, or each so-manieth, or the next whenever it is free
 //   sums = handed_on           who adds to queries' gradients next: whoever comes, or the block whose keys are next
 //   walk = up                  rows that pass by, where sums are handed on: from the last one down, or up
@@ -31,8 +32,8 @@
 // Tuned with score score + table[h, q - k].
 //
 // Measured on NVIDIA H200, batch 8, 32 heads, 2048 rows, with a causal mask, score score + table[h, q - k]:
-// 1.213 ms (median), spread 0.3 %, 283.4 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per
-// head against float64: 1.5e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen
+// 1.174 ms (median), spread 0.2 %, 292.9 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per
+// head against float64: 1.4e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen
 // 0.2.0, seed 0.
 //
 // Build:
@@ -44,11 +45,11 @@
 //
 //     flashgen emit bf16_d64_backward_score80cadc_causal_b8_h32_n2048.cu \
 //         --device h200 --dtype bf16 --d 64 --backward --causal --score 'score + table[h, q - k]' --batch 8 \
-//         --heads 32 --seqlen 2048 --family wgmma-backward --set bc=64 --set apart=false --set br=64 \
-//         --set schedule=ahead --set parts=1 --set kept=shared --set q_stages=2 --set dout_stages=1 \
+//         --heads 32 --seqlen 2048 --family wgmma-backward --set bc=128 --set apart=false --set br=128 \
+//         --set schedule=ahead --set parts=2 --set kept=shared --set q_stages=2 --set dout_stages=2 \
 //         --set dq_path=bulk --set ds_stages=2 --set rows=128 --set keys=64 --set k_stages=2 \
-//         --set v_stages=2 --set order=by_section --set min_blocks=2 --set turns=free --set sums=handed_on \
-//         --set walk=up
+//         --set v_stages=2 --set order=by_section --set meeting=late --set ranges=of_keys --set turns=free \
+//         --set sums=handed_on --set walk=up
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -100,15 +101,15 @@ constexpr int kD = 64, kDv = 64;  // head dims of keys and of values
 constexpr int kVec = 8;  // elements that strides must be multiples of, for the copy engine
 
 constexpr int kWarpgroup = 128;  // threads of a warpgroup
-constexpr int kBc = 64;  // keys that a block keeps, whose gradients it makes
-constexpr int kPassingRows = 64;  // query rows that pass by them at a time
-constexpr int kConsumers = 1;  // warpgroups that compute, beside the producer
-constexpr int kThreads = 256;
-constexpr int kMaxBlocks = 264;  // as many as run at once
-constexpr int kQStages = 2, kDoutStages = 1;  // tiles of them in shared memory
+constexpr int kBc = 128;  // keys that a block keeps, whose gradients it makes
+constexpr int kPassingRows = 128;  // query rows that pass by them at a time
+constexpr int kParts = 2, kWeighedRows = kPassingRows / kParts;  // of them, which are weighed one behind the other
+constexpr int kConsumers = 2;  // warpgroups that compute, beside the producer
+constexpr int kThreads = 384;
+constexpr int kMaxBlocks = 132;  // as many as run at once
+constexpr int kQStages = 2, kDoutStages = 2;  // tiles of them in shared memory
 constexpr int kDsStages = 2;  // tiles of gradients of scores in shared memory
 constexpr int kShareTiles = 1, kShareColumns = 64;  // of queries' gradients, of 64 rows, by consumer
-constexpr int kGradientsBarrier = 1;  // named: all consumers have written their gradients of scores
 // What becomes of a block's sums of a tile of rows: others add to them, or they are gradients with those of all other keys,
 // or they alone.
 constexpr int kHandedOn = 0, kLast = 1, kOnly = 2;
@@ -128,7 +129,7 @@ struct HandedTurn {
   int end_head;
 };
 constexpr long long kSectionBytes = 37748736;  // of L2, for what passes by
-constexpr int kRowBox = 64, kKeyBox = 64;  // rows and keys that one copy brings
+constexpr int kRowBox = 128, kKeyBox = 128;  // rows and keys that one copy brings
 constexpr int kStatisticsRows = 32, kStatisticsThreads = 256;
 
 // A tile in shared memory is made of chunks of 64 columns, whose rows of 128 bytes are swizzled.
@@ -160,6 +161,7 @@ struct SharedStorage {
   alignas(16) float lse[kQStages][kPassingRows], delta[kDoutStages][kPassingRows];
   // A stage is full once its bytes have arrived, and empty once every warp of consumers has done with it.
   Barrier kept_full, q_full[kQStages], q_empty[kQStages], dout_full[kDoutStages], dout_empty[kDoutStages];
+  Barrier gradients_full[kDsStages];  // once every warp of consumers has stored its own
   Barrier kept_empty;  // once every warp of consumers has read what it needs of keys and values
   Barrier next_full, next_empty;  // once the producer has told the next turn, and every warp of consumers has read it
   int next;  // -1: none
@@ -176,7 +178,7 @@ struct SharedStorage {
   } movers[2];
 };
 
-static_assert(sizeof(SharedStorage) == 92160, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 232448, "the size that pruning counted on");
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
@@ -232,11 +234,6 @@ __device__ __forceinline__ void barrier_wait(Barrier* barrier, unsigned parity) 
       :
       : "r"(shared_address(barrier)), "r"(parity)
       : "memory");
-}
-
-// Waits until `threads` threads have come to barrier `id` of the block, this one's warp among them.
-__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
 // Shows ordinary writes to shared memory to the copy engine and the tensor cores.
@@ -555,18 +552,29 @@ __device__ __forceinline__ void find_rows(
   end_row = first_row_that_begins(args, batch, end_key - 1, first_row, args.seqlen_q);
 }
 
+// The rows that see a key, a predicate aside: none where it is not there.
+struct RowRange {
+  int begin, end;
+};
+// `first_row` and `end_row`: no others see it.
+__device__ __forceinline__ RowRange rows_of(
+    const AttentionArgs& args, int batch, int key, int first_row, int end_row) {
+  const int begin = first_row_that_ends(args, batch, key, first_row, end_row);
+  return {begin, first_row_that_begins(args, batch, key, begin, end_row)};
+}
+
 // Of each row, its log-sum-exp in powers of two (infinity where it sees nothing, and so weighs nothing), and what its
 // scores' gradients are less by.
 // A head's last tile, which is copied as a whole, is filled up with rows that weigh nothing, too.
 __device__ __forceinline__ int filled_rows(const AttentionArgs& args) {
-  return (args.seqlen_q + 63) / 64 * 64;
+  return (args.seqlen_q + 127) / 128 * 128;
 }
 __device__ __forceinline__ float* lse_of(const AttentionArgs& args, int batch, int head) {
   return args.workspace + (static_cast<long long>(batch) * args.num_q_heads + head) * filled_rows(args);
 }
 __device__ __forceinline__ float* delta_of(const AttentionArgs& args, int batch, int head) {
   return lse_of(args, batch, head) +
-         ((static_cast<long long>(args.batch)) * args.num_q_heads * ((args.seqlen_q + 63) / 64 * 64) + 63) / 64 * 64;
+         ((static_cast<long long>(args.batch)) * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64;
 }
 // Sums of the gradients of a head's queries, before scores' scale: tiles of 16 rows by 8 columns, as products leave them,
 // which blocks hand on.
@@ -575,8 +583,8 @@ __device__ __forceinline__ long long num_query_sums(const AttentionArgs& args) {
 }
 __device__ __forceinline__ float* query_sums_of(const AttentionArgs& args, int batch, int head) {
   const long long batches = args.batch;
-  return args.workspace + (batches * args.num_q_heads * ((args.seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
-         (batches * args.num_q_heads * ((args.seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
+  return args.workspace + (batches * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
+         (batches * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
          (static_cast<long long>(batch) * args.num_q_heads + head) * num_query_sums(args);
 }
 // Where a tile of them begins for a lane, whose next numbers are neighbours.
@@ -591,9 +599,9 @@ __device__ __forceinline__ int row_tiles_of(const AttentionArgs& args) {
 __device__ __forceinline__ int* next_keys_of(const AttentionArgs& args, int batch, int head) {
   const long long batches = args.batch;
   return reinterpret_cast<int*>(
-             args.workspace + (batches * args.num_q_heads * ((args.seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
-             (batches * args.num_q_heads * ((args.seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
-             (batches * args.num_q_heads * ((args.seqlen_q + 63) / 64 * 64) * 64 + 63) / 64 * 64 + 64) +
+             args.workspace + (batches * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
+             (batches * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
+             (batches * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) * 64 + 63) / 64 * 64 + 64) +
          (static_cast<long long>(batch) * args.num_q_heads + head) * row_tiles_of(args);
 }
 
@@ -687,17 +695,17 @@ __device__ __forceinline__ void add_to_table(
 }
 
 // Turns a product of a row and a key into its weight, and the gradient of the weight into that of the product, but for
-// the scale of scores. `masked`: the row may not see the key, which then is none of those `seen`.
+// the scale of scores. `masked`: the row may not see the key, and then is none of those that `see` it.
 template <bool masked>
 __device__ __forceinline__ void weigh(
-    float& s, float& gradient, const AttentionArgs& args, int batch, int head, int row, int key, KeyRange seen,
+    float& s, float& gradient, const AttentionArgs& args, int batch, int head, int row, int key, RowRange see,
     float scale, float lse, float delta) {
   const float scaled = s * args.scale;
   // Arrays are read at no others.
   const int a_row = masked ? min(row, args.seqlen_q - 1) : row, a_key = masked ? min(key, args.seqlen_k - 1) : key;
   s = exp2f(change_score<!masked>(args, scaled, batch, head, a_row, a_key) - lse);
   if (masked) {
-    const bool sees_key = key >= seen.begin && key < seen.end;
+    const bool sees_key = row >= see.begin && row < see.end;
     s = sees_key ? s : 0.0f;
   }
   gradient = s * (gradient - delta);
@@ -840,12 +848,12 @@ __device__ __forceinline__ void store_rows(const float (&sum)[n], float factor, 
 
 // Brings a consumer's gradients of scores to shared memory, where a row has those of 64 keys.
 __device__ __forceinline__ void store_gradients(
-    Element* tile, const unsigned (&gradients)[kPassingRows / 16][4]) {
+    Element* tile, const unsigned (&gradients)[kWeighedRows / 16][4]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x % kWarpgroup / 32;
   const int row = lane / 16 * 8 + lane % 8;  // of the sixteen of a step
   const int piece = (2 * warp + lane / 8 % 2) ^ row % 8;  // eight keys
 #pragma unroll
-  for (int step = 0; step < kPassingRows / 16; ++step) {
+  for (int step = 0; step < kWeighedRows / 16; ++step) {
     stmatrix_x4_trans(tile + (16 * step + row) * kChunk + piece * 8, gradients[step]);
   }
 }
@@ -1139,7 +1147,7 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
 }
 
 // Gradients of keys and values: a block keeps kBc of them at a time, 64 for each consumer, and the rows that see some pass by.
-extern "C" __global__ void __launch_bounds__(kThreads, 2)
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_bf16_d64_backward_score80cadc_kernel(const AttentionArgs args, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
@@ -1163,6 +1171,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       barrier_init(&smem.dout_full[i], 1);
       barrier_init(&smem.dout_empty[i], kArrivals * 4 * kConsumers);
     }
+    for (int i = 0; i < kDsStages; ++i) barrier_init(&smem.gradients_full[i], kArrivals * 4 * kConsumers);
     fence_barrier_init();
   }
   wait_for_earlier_launches();
@@ -1230,8 +1239,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     }
     return;
   }
-  take_registers<232>();
-  int ds_stage = 0;
+  take_registers<240>();
+  PipelineState<kDsStages> ds_pipe;
   PipelineState<2> sums_pipe;
   int number = 0;
   barrier_wait(&smem.next_full, next_phase);
@@ -1243,10 +1252,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   while (number >= 0) {
     const Turn turn(args, number);
     const int batch = turn.batch, kv_head = turn.kv_head, first_key = turn.first_key;
-    const int first_row = turn.first_row, of_head = turn.of_head;
+    const int first_row = turn.first_row, end_row = turn.end_row, of_head = turn.of_head;
     const int consumer = warp / 4 - 1, lane = threadIdx.x % 32;
     const int own = consumer * 64;  // the consumer's first key here
     const int own_key = first_key + own + warp % 4 * 16 + lane / 4;  // the thread's first
+    const RowRange rows_of_own = rows_of(args, batch, own_key, first_row, end_row);
+    const RowRange rows_of_other = rows_of(args, batch, own_key + 8, first_row, end_row);
     const unsigned long long k_desc = descriptor(smem.k[0] + own * kChunk);
     const unsigned long long v_desc = descriptor(smem.v[0] + own * kChunk);
     const float scale = args.scale * kLog2e;
@@ -1256,38 +1267,41 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     int left = of_head * group;  // tiles
     if (left > 0) {
       int head = kv_head * group, first = first_row;
-      float gradient[kPassingRows / 2];
-      // Makes the gradients of a tile's scores, and adds what it makes of those of values;
-      // `beside_scores` is done while scores are made, `beside_others` while gradients of weights are.
-      const auto make_gradients = [&](auto beside_scores, auto beside_others) {
-        const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage]);
-        const unsigned long long dout_desc = descriptor(smem.dout[dout_pipe.stage], sizeof(PassingRows));
-        float s[kPassingRows / 2];
-        unsigned weights[kPassingRows / 16][4];
-        barrier_wait(&smem.q_full[q_pipe.stage], q_pipe.phase);
+      float gradient[kWeighedRows / 2];
+      // Makes the gradients of the scores of a part of a tile, and adds what it makes of those of values;
+      // `beside_scores` is done while scores are made, `beside_others` while gradients of weights are;
+      // `finish` waits for what it has started, or for all but what it starts itself.
+      const auto make_gradients = [&](int part, auto beside_scores, auto beside_others, auto finish) {
+        const int first_of_part = first + part * kWeighedRows, step = part * (kWeighedRows / 16);
+        const unsigned long long all_dout_desc = descriptor(smem.dout[dout_pipe.stage], sizeof(PassingRows));
+        const unsigned long long q_desc = step_of_keys(descriptor(smem.q[q_pipe.stage]), step);
+        const unsigned long long dout_desc = step_of_keys(all_dout_desc, step);
+        float s[kWeighedRows / 2];
+        unsigned weights[kWeighedRows / 16][4];
+        if (part == 0) barrier_wait(&smem.q_full[q_pipe.stage], q_pipe.phase);
         start_products<kDSteps, KeptKeys, PassingRows>(s, k_desc, q_desc);
         beside_scores();
-        barrier_wait(&smem.dout_full[dout_pipe.stage], dout_pipe.phase);
+        if (part == 0) barrier_wait(&smem.dout_full[dout_pipe.stage], dout_pipe.phase);
         start_products<kDvSteps, KeptKeys, PassingRows>(gradient, v_desc, dout_desc);
         beside_others();
         wgmma_wait<1>();
         hold(s);
-        const bool partial = is_partial(args, batch, first, first + kPassingRows, first_key, first_key + kBc);
+        const bool partial = is_partial(args, batch, first_of_part, first_of_part + kWeighedRows, first_key, first_key + kBc);
         const auto weigh_all = [&](auto masked) {
           constexpr bool kMasked = decltype(masked)::value;
 #pragma unroll
-          for (int i = 0; i < kPassingRows / 2; i += 4) {
-            const int column = i * 2 + lane % 4 * 2;
+          for (int i = 0; i < kWeighedRows / 2; i += 4) {
+            const int column = part * kWeighedRows + i * 2 + lane % 4 * 2;
             const float2 lse = *reinterpret_cast<const float2*>(smem.lse[q_pipe.stage] + column);
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
               const int row = first + column + e;
-              const KeyRange seen = kMasked ? keys_of(args, batch, row) : KeyRange{};
 #pragma unroll
               for (int h = 0; h < 2; ++h) {
                 const int at = i + 2 * h + e, key = own_key + 8 * h;
+                const RowRange see = h ? rows_of_other : rows_of_own;
                 float factor = 1.0f;
-                weigh<kMasked>(s[at], factor, args, batch, head, row, key, seen, scale, e ? lse.y : lse.x, 0.0f);
+                weigh<kMasked>(s[at], factor, args, batch, head, row, key, see, scale, e ? lse.y : lse.x, 0.0f);
               }
             }
           }
@@ -1301,10 +1315,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
         start_sums(sum_v, weights, dout_desc);
         wgmma_wait<1>();
         hold(gradient);
-        const float* const delta_of_row = smem.delta[dout_pipe.stage] + lane % 4 * 2;
+        const float* const delta_of_row = smem.delta[dout_pipe.stage] + part * kWeighedRows + lane % 4 * 2;
         const auto differentiate = [&](auto masked) {
 #pragma unroll
-          for (int i = 0; i < kPassingRows / 2; i += 4) {
+          for (int i = 0; i < kWeighedRows / 2; i += 4) {
             const float2 delta = *reinterpret_cast<const float2*>(delta_of_row + i * 2);
 #pragma unroll
             for (int at = i; at < i + 4; ++at) {
@@ -1318,53 +1332,85 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
         } else {
           differentiate(Constant<false>{});
         }
-        wgmma_wait<0>();
+        finish();
+        if (part < 1) return;
         release(&smem.dout_empty[dout_pipe.stage]);
         dout_pipe.advance();
       };
       barrier_wait(&smem.kept_full, kept_phase);
-      make_gradients([] {}, [] {});
-#pragma unroll 1
-      while (true) {
-        if (--left == 0) break;
-        Barrier* const q_empty = &smem.q_empty[q_pipe.stage];
-        unsigned gradients[kPassingRows / 16][4];
+      const auto nothing = [] {};
+      const auto wait_for_all = [] { wgmma_wait<0>(); };
+      make_gradients(0, nothing, nothing, wait_for_all);
+      {
+        unsigned gradients[kWeighedRows / 16][4];
         pack_weights(gradient, gradients);
-        store_gradients(smem.gradients[ds_stage][consumer], gradients);
+        store_gradients(smem.gradients[ds_pipe.stage][consumer], gradients);
         const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
         start_sums(sum_k, gradients, q_desc);
+        make_gradients(1, nothing, nothing, wait_for_all);
+      }
+#pragma unroll 1
+      while (--left > 0) {
+        Barrier* const q_empty = &smem.q_empty[q_pipe.stage];
+        unsigned gradients[kWeighedRows / 16][4];
+        pack_weights(gradient, gradients);
+        store_gradients(smem.gradients[ds_pipe.stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
         fence_proxy_async();
-        named_barrier_sync(kGradientsBarrier, kConsumers * kWarpgroup);
-        float shares[kShareTiles][kShareColumns / 2];
-        start_shares(shares, descriptor(smem.gradients[ds_stage][0] + share_row * kChunk), all_keys);
+        __syncwarp();
+        release(&smem.gradients_full[ds_pipe.stage]);
+        const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
+        start_sums(sum_k, gradients, step_of_keys(q_desc, 1 * (kWeighedRows / 16)));
         q_pipe.advance();
         first += kPassingRows;
         const bool other_head = first >= first_row + of_head * kPassingRows;
         if (other_head) first = first_row, ++head;
+        float shares[kShareTiles][kShareColumns / 2];
         make_gradients(
+            0,
             [&] {
               wgmma_wait<1>();
               release(q_empty);
-              hand_on_share(smem, sums_pipe, shares, share_row / 16 + warp % 4, 0, args.scale);
             },
+            nothing,
             [&] {
-                  });
-        ds_stage ^= 1;
+              barrier_wait(&smem.gradients_full[ds_pipe.stage], ds_pipe.phase);
+              start_shares(shares, descriptor(smem.gradients[ds_pipe.stage][0] + share_row * kChunk), all_keys);
+              wgmma_wait<1>();
+            });
+        ds_pipe.advance();
+        {
+          unsigned gradients[kWeighedRows / 16][4];
+          pack_weights(gradient, gradients);
+          store_gradients(smem.gradients[ds_pipe.stage][consumer], gradients);
+          const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
+          start_sums(sum_k, gradients, q_desc);
+          make_gradients(
+              1,
+              [&] {
+                wgmma_wait<1>();
+                hand_on_share(smem, sums_pipe, shares, share_row / 16 + warp % 4, 0, args.scale);
+              },
+              [&] {
+                      },
+              wait_for_all);
+        }
       }
-      unsigned gradients[kPassingRows / 16][4];
+      unsigned gradients[kWeighedRows / 16][4];
       pack_weights(gradient, gradients);
-      store_gradients(smem.gradients[ds_stage][consumer], gradients);
-      const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
-      start_sums(sum_k, gradients, q_desc);
+      store_gradients(smem.gradients[ds_pipe.stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
       fence_proxy_async();
-      named_barrier_sync(kGradientsBarrier, kConsumers * kWarpgroup);
+      __syncwarp();
+      release(&smem.gradients_full[ds_pipe.stage]);
+      const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
+      start_sums(sum_k, gradients, step_of_keys(q_desc, 1 * (kWeighedRows / 16)));
+      barrier_wait(&smem.gradients_full[ds_pipe.stage], ds_pipe.phase);
       float shares[kShareTiles][kShareColumns / 2];
-      start_shares(shares, descriptor(smem.gradients[ds_stage][0] + share_row * kChunk), all_keys);
+      start_shares(shares, descriptor(smem.gradients[ds_pipe.stage][0] + share_row * kChunk), all_keys);
       wgmma_wait<0>();
       hand_on_share(smem, sums_pipe, shares, share_row / 16 + warp % 4, 0, args.scale);
       release(&smem.q_empty[q_pipe.stage]);
       q_pipe.advance();
-      ds_stage ^= 1;
+      ds_pipe.advance();
     }
     hold(sum_k);
     hold(sum_v);
@@ -1439,10 +1485,10 @@ static cudaError_t encode_map(
 extern "C" long long attention_bf16_d64_backward_score80cadc_workspace_bytes(const AttentionArgs* args) {
   const long long batch = args->batch, num_q_heads = args->num_q_heads;
   const long long seqlen_q = args->seqlen_q;
-  return 4 * ((batch * num_q_heads * ((seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
-              (batch * num_q_heads * ((seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
-              (batch * num_q_heads * ((seqlen_q + 63) / 64 * 64) * 64 + 63) / 64 * 64 +
-              (batch * num_q_heads * ((seqlen_q + 63) / 64) + 63) / 64 * 64 + 64);
+  return 4 * ((batch * num_q_heads * ((seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
+              (batch * num_q_heads * ((seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
+              (batch * num_q_heads * ((seqlen_q + 127) / 128 * 128) * 64 + 63) / 64 * 64 +
+              (batch * num_q_heads * ((seqlen_q + 127) / 128) + 63) / 64 * 64 + 64);
 }
 
 // How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
@@ -1489,22 +1535,22 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& b
   TensorMaps maps;
   const cudaError_t q_status = encode_map(
       &maps.q, args->q, {kD, args->seqlen_q, args->num_q_heads, args->batch},
-      {args->q_stride_row, args->q_stride_head, args->q_stride_batch}, 64, 64,
+      {args->q_stride_row, args->q_stride_head, args->q_stride_batch}, 64, 128,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (q_status != cudaSuccess) return q_status;
   const cudaError_t dout_status = encode_map(
       &maps.dout, args->dout, {kDv, args->seqlen_q, args->num_q_heads, args->batch},
-      {args->dout_stride_row, args->dout_stride_head, args->dout_stride_batch}, 64, 64,
+      {args->dout_stride_row, args->dout_stride_head, args->dout_stride_batch}, 64, 128,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (dout_status != cudaSuccess) return dout_status;
   const cudaError_t k_status = encode_map(
       &maps.k, any_keys ? args->k : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 64, 64,
+      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 64, 128,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (k_status != cudaSuccess) return k_status;
   const cudaError_t v_status = encode_map(
       &maps.v, any_keys ? args->v : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 64,
+      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 128,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (v_status != cudaSuccess) return v_status;
   const cudaError_t dq_status = encode_map(
@@ -1514,12 +1560,12 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& b
   if (dq_status != cudaSuccess) return dq_status;
   const cudaError_t dk_status = encode_map(
       &maps.dk, any_keys ? args->dk : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->dk_stride_row, args->dk_stride_head, args->dk_stride_batch}, 64, 64,
+      {args->dk_stride_row, args->dk_stride_head, args->dk_stride_batch}, 64, 128,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (dk_status != cudaSuccess) return dk_status;
   const cudaError_t dv_status = encode_map(
       &maps.dv, any_keys ? args->dv : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->dv_stride_row, args->dv_stride_head, args->dv_stride_batch}, 64, 64,
+      {args->dv_stride_row, args->dv_stride_head, args->dv_stride_batch}, 64, 128,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (dv_status != cudaSuccess) return dv_status;
   constexpr size_t smem_bytes = sizeof(SharedStorage);
@@ -1585,4 +1631,4 @@ extern "C" int attention_bf16_d64_backward_score80cadc(const AttentionArgs* args
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 8, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "scoring": {"score": "score + table[h, q - k]"}, "backward": true}, "family": "wgmma-backward", "variant": {"bc": 64, "apart": false, "br": 64, "schedule": "ahead", "parts": 1, "kept": "shared", "q_stages": 2, "dout_stages": 1, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_section", "meeting": "at_once", "ranges": "of_rows", "min_blocks": 2, "turns": "free", "sums": "handed_on", "walk": "up", "far_keys": "walked"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward_score80cadc", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 256, "smem_bytes": 92160, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 264, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}, {"threads": 256, "smem_bytes": 16640, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "gradient_of_table", "keys_per_block": 64, "makes": "dtable", "dependent": true}], "digest": "22466623bb03c709", "figures": [2402, 1247]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 8, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "scoring": {"score": "score + table[h, q - k]"}, "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "shared", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_section", "meeting": "late", "ranges": "of_keys", "min_blocks": 1, "turns": "free", "sums": "handed_on", "walk": "up", "far_keys": "walked"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward_score80cadc", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 232448, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}, {"threads": 256, "smem_bytes": 16640, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "gradient_of_table", "keys_per_block": 64, "makes": "dtable", "dependent": true}], "digest": "2bd80a4c356b1eb1", "figures": [2571, 1270]}

@@ -5,12 +5,12 @@
 // may share one key/value head. Lengths, strides, heads and scale are run-time arguments.
 //
 // Family wgmma:
-//   br = 192                   query rows per tile, 64 for each warpgroup that computes
-//   bc = 96                    keys per tile
+//   br = 128                   query rows per tile, 64 for each warpgroup that computes
+//   bc = 160                   keys per tile
 //   persistent = true          blocks stay for several tiles
 //   q_stages = 1               Q tiles in shared memory: 2 bring the next one early
-//   k_stages = 3               K tiles in shared memory
-//   v_stages = 3               V tiles in shared memory
+//   k_stages = 2               K tiles in shared memory
+//   v_stages = 2               V tiles in shared memory
 //   schedule = chained         the next scores: before these outputs, or behind them
 //   q_in_registers = false     keep Q in registers, which relieves shared memory
 //   order_of_groups = free     what warpgroups do in turns: nothing, products, exponentials
@@ -21,10 +21,11 @@
 //   o_apart = true             outputs leave by room of their own, beside which the next Q comes
 //   weights = e4m3             what weights are, and values as products read them, of inputs of eight bits
 //   values = in_front          who turns values of eight bits into what products read: the blocks, or a launch in front
+//   powers = straight          powers of two as weights of eight bits: rounded, or straight lines from one to the next
 //   promotion = segments       whose outputs of eight bits the tensor cores sum: a tile's, or those of 2048 keys
 //
-// Measured on NVIDIA H200, batch 8, 16 heads, 2048 rows, without a mask: 336.5 us (median), spread 0.4 %,
-// 816.8 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 2.4e-02.
+// Measured on NVIDIA H200, batch 8, 16 heads, 2048 rows, without a mask: 298.3 us (median), spread 2.5 %,
+// 921.5 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 3.0e-02.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -36,10 +37,10 @@
 //
 //     flashgen emit e4m3_eight_d128_b8_n2048.cu \
 //         --device h200 --dtype e4m3 --precision eight --d 128 --batch 8 --seqlen 2048 --family wgmma \
-//         --set br=192 --set bc=96 --set persistent=true --set q_stages=1 --set k_stages=3 --set v_stages=3 \
-//         --set schedule=chained --set q_in_registers=false --set order_of_groups=free --set rescale=always \
-//         --set poly_exp=0 --set section=1 --set min_blocks=1 --set o_apart=true --set weights=e4m3 \
-//         --set values=in_front --set promotion=segments
+//         --set br=128 --set bc=160 --set persistent=true --set q_stages=1 --set k_stages=2 \
+//         --set v_stages=2 --set schedule=chained --set q_in_registers=false --set order_of_groups=free \
+//         --set rescale=always --set poly_exp=0 --set section=1 --set min_blocks=1 --set o_apart=true \
+//         --set weights=e4m3 --set values=in_front --set powers=straight --set promotion=segments
 
 #include <cuda_fp8.h>
 #include <cuda.h>
@@ -82,13 +83,13 @@ constexpr int kD = 128;  // head dim of queries and keys
 constexpr int kDv = 128;  // head dim of values and outputs
 constexpr int kVec = 16;  // elements that strides must be multiples of, for the copy engine
 
-constexpr int kBr = 192;  // query rows per tile: 64 for each consumer
-constexpr int kBc = 96;  // keys per tile
-constexpr int kConsumers = 3;  // warpgroups that compute, beside the producer
+constexpr int kBr = 128;  // query rows per tile: 64 for each consumer
+constexpr int kBc = 160;  // keys per tile
+constexpr int kConsumers = 2;  // warpgroups that compute, beside the producer
 constexpr int kWarpgroup = 128;  // threads of a warpgroup
-constexpr int kThreads = 512;
+constexpr int kThreads = 384;
 constexpr int kMaxBlocks = 132;  // that NVIDIA H200 runs at once, each of which takes several tiles
-constexpr int kKStages = 3, kVStages = 3;  // tiles of K and of V in shared memory
+constexpr int kKStages = 2, kVStages = 2;  // tiles of K and of V in shared memory
 constexpr int kQStages = 1;  // Q tiles in shared memory
 
 // A tile in shared memory is made of chunks, whose rows are swizzled: of 128 bytes, 128 columns of Q and K, 64 of O; of
@@ -106,9 +107,10 @@ constexpr int kConsumerBarrier = 1;  // its own
 
 constexpr unsigned kQBytes = 64 * kDChunks * kQkChunk * sizeof(Element);  // of one consumer
 constexpr unsigned kKBytes = kBc * kDChunks * kQkChunk * sizeof(Element);
-constexpr unsigned kVBytes = kBc * kDv * sizeof(Element);  // in memory, too
+constexpr unsigned kVBytes = kBc * (kDv + 8) * sizeof(Element);  // in memory, too
 
-constexpr int kSummedTiles = 21;  // tiles whose outputs the tensor cores sum
+constexpr int kSummedTiles = 12;  // tiles whose outputs the tensor cores sum
+constexpr int kOutputs = kDv / 2 + 4;  // a thread's, and those of eight more columns, the first of which sums weights
 // Weights are kept 2^kWeightExponent times as large: that of a row's maximum is the largest power of two that e4m3 has.
 constexpr float kWeightExponent = 8.0f;
 constexpr float kLog2e = 1.4426950408889634f;
@@ -118,7 +120,7 @@ constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 using QChunk = Element[64 * kQkChunk];  // of the 64 rows of one consumer
 using KChunk = Element[kBc * kQkChunk];
 using OChunk = Output[64 * kChunk];
-using VChunk = Element[kDv * 32];  // its rows are columns of V, 32 keys of each
+using VChunk = Element[(kDv + 8) * 32];  // its rows are columns of V, ones and zeros,, 32 keys of each
 static_assert(sizeof(QChunk) == sizeof(OChunk), "outputs take the place of Q");
 
 struct SharedStorage {
@@ -131,7 +133,7 @@ struct SharedStorage {
   Barrier q_full[kQStages][kConsumers], q_empty[kQStages];
   Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
 };
-static_assert(sizeof(SharedStorage) == 148480, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 134144, "the size that pruning counted on");
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
@@ -266,18 +268,18 @@ __device__ __forceinline__ bool elect_one() {
   return elected != 0;
 }
 
-// Four numbers as e4m3, the first in the low byte; the largest there is for those beyond.
-__device__ __forceinline__ unsigned floats_to_e4m3(float first, float second, float third, float fourth) {
-  unsigned four;
-  asm("{\n"
-      ".reg .b16 low, high;\n"
-      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
-      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
-      "mov.b32 %0, {low, high};\n"
-      "}"
-      : "=r"(four)
-      : "f"(first), "f"(second), "f"(third), "f"(fourth));
-  return four;
+// The larger of two numbers, or no number where one of them is none.
+__device__ __forceinline__ float larger_or_none(float x, float y) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(x), "f"(y));
+  return larger;
+}
+
+// a b + c, but no less than 0 and no more than 1; 0 where it is no number.
+__device__ __forceinline__ float fma_saturated(float a, float b, float c) {
+  float d;
+  asm("fma.rn.ftz.sat.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
+  return d;
 }
 
 // Four e4m3 numbers, the first in the low byte, as two pairs of f16.
@@ -324,39 +326,19 @@ __device__ __forceinline__ void hold(float (&registers)[n]) {
 
 // D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. q k^T reads both factors from shared memory,
 // p v has p in registers and v transposed.
-__device__ __forceinline__ void wgmma_m64n96k32_e4m3_ss(
-    float (&d)[48], unsigned long long a, unsigned long long b, bool accumulate) {
+__device__ __forceinline__ void wgmma_m64n160k32_e4m3_ss(
+    float (&d)[80], unsigned long long a, unsigned long long b, bool accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      "setp.ne.b32 p, %50, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n96k32.f32.e4m3.e4m3 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
-      "%48, %49, p, 1, 1;\n"
-      "}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
-      : "l"(a), "l"(b), "r"(int(accumulate)));
-}
-
-__device__ __forceinline__ void wgmma_m64n128k32_e4m3_rs(
-    float (&d)[64], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "setp.ne.b32 p, %69, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 "
+      "setp.ne.b32 p, %82, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n160k32.f32.e4m3.e4m3 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
       "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "{%64, %65, %66, %67}, %68, p, 1, 1;\n"
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79}, "
+      "%80, %81, p, 1, 1;\n"
       "}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
@@ -365,7 +347,35 @@ __device__ __forceinline__ void wgmma_m64n128k32_e4m3_rs(
         "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
         "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
         "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
+        "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]),
+        "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79])
+      : "l"(a), "l"(b), "r"(int(accumulate)));
+}
+
+__device__ __forceinline__ void wgmma_m64n136k32_e4m3_rs(
+    float (&d)[68], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %73, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n136k32.f32.e4m3.e4m3 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67}, "
+      "{%68, %69, %70, %71}, %72, p, 1, 1;\n"
+      "}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
+        "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));
 }
 
@@ -488,12 +498,14 @@ __device__ __forceinline__ void raise_maximum(
     const float (&s)[n], SoftmaxState& softmax, float (&rescale)[2], float scale) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    float tile_max = fmaxf(s[2 * h], s[2 * h + 1]);
+    float tile_max = larger_or_none(s[2 * h], s[2 * h + 1]);
 #pragma unroll
-    for (int t = 1; t < n / 4; ++t) tile_max = fmaxf(tile_max, fmaxf(s[4 * t + 2 * h], s[4 * t + 2 * h + 1]));
-    tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
-    tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
-    const float row_max = fmaxf(softmax.max[h], tile_max * scale);
+    for (int t = 1; t < n / 4; ++t) {
+      tile_max = larger_or_none(tile_max, larger_or_none(s[4 * t + 2 * h], s[4 * t + 2 * h + 1]));
+    }
+    tile_max = larger_or_none(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
+    tile_max = larger_or_none(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
+    const float row_max = larger_or_none(softmax.max[h], tile_max * scale);
     // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
     const float base = kRowsMayBeEmpty && row_max == -kInfinity ? 0.0f : row_max;
     rescale[h] = exp2f(softmax.max[h] - base);
@@ -502,32 +514,55 @@ __device__ __forceinline__ void raise_maximum(
   }
 }
 
-// Turns the scores of a tile into weights, 2^(score - maximum), and adds them to the rows' sums.
+// Turns the scores of a tile into weights, 2^(score - maximum), by multiply-adds alone: e4m3's numbers, counted from
+// zero, lie on straight lines between powers of two (Schraudolph, "A fast, compact approximation of the exponential
+// function", Neural Computation 11, 1999). Weights are off by up to a twelfth of themselves, and on average right. Each
+// pair has those of two neighbouring keys.
 template <int n>
-__device__ __forceinline__ void weigh(float (&s)[n], SoftmaxState& softmax, float scale) {
-  float base[2], sum[2][2] = {};  // of even and of odd columns: short chains of additions
+__device__ __forceinline__ void weigh(
+    const float (&s)[n], unsigned (&pairs)[n / 2], const SoftmaxState& softmax, float scale) {
+  constexpr float kSteps = 8.0f;  // numbers from one power of two to the next
+  constexpr float kLargest = kSteps * (kWeightExponent + 7.0f) - 0.457f;  // where the maximum is among them
+  // In 128ths, so that what is too small for a weight saturates at zero.
+  const float factor = scale * (kSteps / 128.0f);
+  float base[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    base[h] = (kRowsMayBeEmpty && softmax.max[h] == -kInfinity ? 0.0f : softmax.max[h]) - kWeightExponent;
+    const float max = kRowsMayBeEmpty && softmax.max[h] == -kInfinity ? 0.0f : softmax.max[h];
+    base[h] = fmaf(-kSteps / 128.0f, max, kLargest / 128.0f);
   }
 #pragma unroll
-  for (int i = 0; i < n; ++i) {
-    const float exponent = fmaf(s[i], scale, -base[i / 2 % 2]);
-    s[i] = exp2f(exponent);
-    sum[i / 2 % 2][i % 2] += s[i];
-  }
+  for (int i = 0; i < n / 2; ++i) {
+    unsigned numbers[2];
 #pragma unroll
-  for (int h = 0; h < 2; ++h) softmax.sum[h] += sum[h][0] + sum[h][1];
+    for (int j = 0; j < 2; ++j) {
+      // Added to 2^23, it is rounded to an integer, which the lowest byte then holds.
+      const float place = fmaf(fma_saturated(s[2 * i + j], factor, base[i % 2]), 128.0f, 8388608.0f);
+      numbers[j] = __float_as_uint(place);
+    }
+    pairs[i] = __byte_perm(numbers[0], numbers[1], 0x0040);
+  }
 }
 
 // Weights as operands of 32 keys each, from where a thread has them: of each sixteen keys, lane c of the four that
 // share a row has keys 2 c, 2 c + 1, 2 c + 8 and 2 c + 9, which the product takes for 4 c to 4 c + 3.
 template <int n>
-__device__ __forceinline__ void pack_weights(const float (&s)[n], unsigned (&p)[n / 16][4]) {
+__device__ __forceinline__ void pack_weights(const unsigned (&pairs)[n], unsigned (&p)[n / 8][4]) {
 #pragma unroll
-  for (int i = 0; i < n / 4; ++i) {
-    const float* four = s + i / 2 * 8 + i % 2 * 2;
-    p[i / 4][i % 4] = floats_to_e4m3(four[0], four[1], four[4], four[5]);
+  for (int i = 0; i < n / 2; ++i) {
+    const unsigned* const two = pairs + i / 2 * 4 + i % 2;
+    p[i / 4][i % 4] = __byte_perm(two[0], two[2], 0x5410);
+  }
+}
+
+// Moves sums of weights from outputs to where they are not multiplied by values: three of the four lanes that share a
+// row have zeros.
+__device__ __forceinline__ void take_sums(float (&o)[kOutputs], SoftmaxState& softmax) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float& sum = o[kDv / 2 + 2 * h];
+    softmax.sum[h] += sum;
+    sum -= sum;  // of a constant the compiler would make copies of all outputs
   }
 }
 
@@ -539,7 +574,8 @@ __device__ __forceinline__ uint4* kept_sums(const AttentionArgs& args) {
 }
 
 // Adds them to what was summed since.
-__device__ __forceinline__ void add_kept(const AttentionArgs& args, float (&o)[kDv / 2], const SoftmaxState& softmax) {
+__device__ __forceinline__ void add_kept(
+    const AttentionArgs& args, float (&o)[kOutputs], const SoftmaxState& softmax) {
   const uint4* const sums = kept_sums(args);
   const uint4 max = sums[kDv / 16 * kWarpgroup];
   float factor[2];
@@ -562,7 +598,8 @@ __device__ __forceinline__ void add_kept(const AttentionArgs& args, float (&o)[k
 }
 
 // Leaves all sums so far, so that the tensor cores begin anew.
-__device__ __forceinline__ void keep_sums(const AttentionArgs& args, float (&o)[kDv / 2], const SoftmaxState& softmax) {
+__device__ __forceinline__ void keep_sums(
+    const AttentionArgs& args, float (&o)[kOutputs], const SoftmaxState& softmax) {
   uint4* const sums = kept_sums(args);
 #pragma unroll
   for (int i = 0; i < kDv / 16; ++i) {
@@ -575,9 +612,9 @@ __device__ __forceinline__ void keep_sums(const AttentionArgs& args, float (&o)[
   sums[kDv / 16 * kWarpgroup] = make_uint4(__float_as_uint(softmax.max[0]), __float_as_uint(softmax.max[1]), 0, 0);
 }
 
-__device__ __forceinline__ void rescale_output(float (&o)[kDv / 2], const float (&rescale)[2]) {
+__device__ __forceinline__ void rescale_output(float (&o)[kOutputs], const float (&rescale)[2]) {
 #pragma unroll
-  for (int i = 0; i < kDv / 2; ++i) o[i] *= rescale[i / 2 % 2];
+  for (int i = 0; i < kOutputs; ++i) o[i] *= rescale[i / 2 % 2];
 }
 
 // Starts s = q k^T for a consumer's rows and one tile of keys, not scaled.
@@ -587,18 +624,18 @@ __device__ __forceinline__ void start_qk(
 #pragma unroll
   for (int step = 0; step < kDSteps; ++step) {
     const unsigned long long k_step = step_of_columns<KChunk>(k, step);
-    wgmma_m64n96k32_e4m3_ss(s, step_of_columns<QChunk>(q, step), k_step, step > 0);
+    wgmma_m64n160k32_e4m3_ss(s, step_of_columns<QChunk>(q, step), k_step, step > 0);
   }
   wgmma_commit();
 }
 
 // Starts o += p v for a consumer's rows and one tile of keys.
 __device__ __forceinline__ void start_pv(
-    float (&o)[kDv / 2], const unsigned (&p)[kKeySteps][4], unsigned long long v) {
+    float (&o)[kOutputs], const unsigned (&p)[kKeySteps][4], unsigned long long v) {
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kKeySteps; ++step) {
-    wgmma_m64n128k32_e4m3_rs(o, p[step], v + step * (sizeof(VChunk) >> 4), true);
+    wgmma_m64n136k32_e4m3_rs(o, p[step], v + step * (sizeof(VChunk) >> 4), true);
   }
   wgmma_commit();
 }
@@ -716,7 +753,7 @@ __device__ __forceinline__ void store_outputs(
 
 // Divides by the sums and brings a warp's sixteen rows of outputs to shared memory, as the copy engine wants them.
 __device__ __forceinline__ void stage_output(
-    OChunk* staged, const float (&o)[kDv / 2], const float (&inverse)[2], int warp) {
+    OChunk* staged, const float (&o)[kOutputs], const float (&inverse)[2], int warp) {
   const int lane = threadIdx.x % 32;
   const int row = warp * 16 + lane % 16;
 #pragma unroll
@@ -767,7 +804,7 @@ __device__ __forceinline__ void load_keys(
 
 // Where a tile of a head's values is, which a launch in front leaves.
 __device__ __forceinline__ VChunk* values_of(const AttentionArgs& args, int batch, int head, int tile) {
-  unsigned char* const values = reinterpret_cast<unsigned char*>(args.workspace + 1824768);
+  unsigned char* const values = reinterpret_cast<unsigned char*>(args.workspace + 1216512);
   const long long tiles = (args.seqlen_k + kBc - 1) / kBc;
   return reinterpret_cast<VChunk*>(
       values + ((static_cast<long long>(batch) * args.num_kv_heads + head) * tiles + tile) * kVBytes);
@@ -838,9 +875,9 @@ __device__ __forceinline__ void consume_tile(
     softmax.max[h] = -kInfinity;
     softmax.sum[h] = 0.0f;
   }
-  float o[kDv / 2];
+  float o[kOutputs];
 #pragma unroll
-  for (int i = 0; i < kDv / 2; ++i) o[i] = 0.0f;
+  for (int i = 0; i < kOutputs; ++i) o[i] = 0.0f;
   bool has_kept = false;  // whether sums wait in memory
 
   QChunk* q = smem.q[q_pipe.stage][consumer];
@@ -863,7 +900,7 @@ __device__ __forceinline__ void consume_tile(
   int n = last_tile - 1;
   if (n >= first_tile) {
     float s[kBc / 2], rescale[2];
-    unsigned p[kKeySteps][4];
+    unsigned p[kKeySteps][4], pairs[kBc / 4];
     barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
     start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
     wgmma_wait<0>();
@@ -874,8 +911,8 @@ __device__ __forceinline__ void consume_tile(
     k_pipe.advance();
     if (n >= first_partial) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
     raise_maximum(s, softmax, rescale, scale);
-    weigh(s, softmax, scale);
-    pack_weights(s, p);
+    weigh(s, pairs, softmax, scale);
+    pack_weights(pairs, p);
 #pragma unroll 1
     for (--n; n >= first_tile; --n) {
       // The next scores follow these outputs through the tensor cores without a gap.
@@ -895,8 +932,9 @@ __device__ __forceinline__ void consume_tile(
       if (n >= first_partial) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
       raise_maximum(s, softmax, rescale, scale);
       rescale_output(o, rescale);
-      weigh(s, softmax, scale);
-      pack_weights(s, p);
+      weigh(s, pairs, softmax, scale);
+      pack_weights(pairs, p);
+      take_sums(o, softmax);
       if (n % kSummedTiles == 0 || n == first_tile) {
         if (has_kept) add_kept(args, o, softmax);
         if (n > first_tile) keep_sums(args, o, softmax);
@@ -909,6 +947,7 @@ __device__ __forceinline__ void consume_tile(
     hold(o);
     if (leader) barrier_arrive(&smem.v_empty[v_pipe.stage]);
     v_pipe.advance();
+    take_sums(o, softmax);
   }
 
   float inverse[2];
@@ -958,6 +997,7 @@ __device__ __forceinline__ void transpose_four(unsigned (&columns)[4], const uns
   }
 }
 
+// Lays rows behind those of values: one of ones, by which products sum weights, and seven of zeros.
 // Transposes values. A block does a tile, a thread sixteen keys of four columns at a time, in the order of weights.
 extern "C" __global__ void __launch_bounds__(kValueThreads)
     attention_e4m3_eight_d128_walked_tiles(const AttentionArgs args) {
@@ -969,7 +1009,11 @@ extern "C" __global__ void __launch_bounds__(kValueThreads)
   const Element* const source =
       args.v + batch * args.v_stride_batch + head * args.v_stride_head + first_key * args.v_stride_row;
   VChunk* const target = values_of(args, batch, head, tile);
-  constexpr int kLanes = kDv % 32 ? 4 : 8;  // that share a row, so that whole sectors are read
+  for (int i = threadIdx.x; i < kKeySteps * 16; i += kValueThreads) {
+    const unsigned four = i % 16 < 2 ? 0x38383838u : 0u;  // ones as e4m3 has them
+    *reinterpret_cast<uint4*>(target[i / 16] + kDv * 32 + i % 16 * 16) = make_uint4(four, four, four, four);
+  }
+  constexpr int kLanes = kDv % 32 ? 4 : kDv % 64 ? 8 : 16;  // that share a row, so that 64 bytes of it are read at once
   constexpr int kSixteens = kBc / 16, kWide = kLanes * 4;
   for (int i = threadIdx.x; i < kSixteens * kDv / 4; i += kValueThreads) {
     const int column = i / (kLanes * kSixteens) * kWide + i % kLanes * 4, sixteen = i / kLanes % kSixteens;
@@ -1030,7 +1074,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       });
     }
   } else {
-    take_registers<160>();
+    take_registers<240>();
     const int consumer = warp / 4 - 1;
     for_each_tile(args, [&](const Tile& tile) {
       consume_tile(args, maps, smem, tile, consumer, q_pipe, k_pipe, v_pipe);
@@ -1073,7 +1117,7 @@ static cudaError_t encode_map(
 extern "C" long long attention_e4m3_eight_d128_workspace_bytes(const AttentionArgs* args) {
   const long long batch = args->batch, num_kv_heads = args->num_kv_heads;
   const long long seqlen_k = args->seqlen_k;
-  return 4 * ((batch * num_kv_heads * ((seqlen_k + 95) / 96) * 3072 + 63) / 64 * 64 + 1824768);
+  return 4 * ((batch * num_kv_heads * ((seqlen_k + 159) / 160) * 5440 + 63) / 64 * 64 + 1216512);
 }
 
 // How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
@@ -1124,7 +1168,7 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& b
   if (q_status != cudaSuccess) return q_status;
   const cudaError_t k_status = encode_map(
       &maps.k, any_keys ? args->k : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 128, 96,
+      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 128, 160,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (k_status != cudaSuccess) return k_status;
   const cudaError_t o_status = encode_map(
@@ -1170,4 +1214,4 @@ extern "C" int attention_e4m3_eight_d128(const AttentionArgs* args, cudaStream_t
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "e4m3", "batch": 8, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 128, "head_dim_v": 128, "causal": false, "precision": "eight"}, "family": "wgmma", "variant": {"pack_heads": false, "br": 192, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 96, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "weights": "e4m3", "values": "in_front", "promotion": "segments", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 3, "v_stages": 3, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "free", "rescale": "always", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_e4m3_eight_d128", "launches": [{"threads": 128, "smem_bytes": 16, "rows_per_block": 96, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "walked_tiles", "of_keys": true}, {"threads": 512, "smem_bytes": 148480, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 96, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "a0259cad89d898db", "figures": [1847, 1051]}
+// flashgen: {"problem": {"dtype": "e4m3", "batch": 8, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 128, "head_dim_v": 128, "causal": false, "precision": "eight"}, "family": "wgmma", "variant": {"pack_heads": false, "br": 128, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 160, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "weights": "e4m3", "values": "in_front", "powers": "straight", "promotion": "segments", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 2, "v_stages": 2, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "free", "rescale": "always", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_e4m3_eight_d128", "launches": [{"threads": 128, "smem_bytes": 16, "rows_per_block": 160, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "walked_tiles", "of_keys": true}, {"threads": 384, "smem_bytes": 134144, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 160, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "f8c94c61ae275c3e", "figures": [1967, 1074]}

@@ -3,8 +3,8 @@ r"""Flash attention for NVIDIA GPUs: e4m3 (eight), head dim 128.
 For NVIDIA H200 (sm_90a) at batch 8, 16 heads, 2048 rows, without a mask. Serves any batch, number of heads,
 lengths and strides, grouped-query heads, and either mask.
 
-Measured on NVIDIA H200, batch 8, 16 heads, 2048 rows, without a mask: 336.5 us (median), spread 0.4 %,
-816.8 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 2.4e-02.
+Measured on NVIDIA H200, batch 8, 16 heads, 2048 rows, without a mask: 298.3 us (median), spread 2.5 %,
+921.5 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 3.0e-02.
 Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 
     from e4m3_eight_d128_b8_n2048 import attention
@@ -22,10 +22,10 @@ Regenerate:
 
     flashgen emit e4m3_eight_d128_b8_n2048.py \
         --device h200 --dtype e4m3 --precision eight --d 128 --batch 8 --seqlen 2048 --family wgmma \
-        --set br=192 --set bc=96 --set persistent=true --set q_stages=1 --set k_stages=3 --set v_stages=3 \
+        --set br=128 --set bc=160 --set persistent=true --set q_stages=1 --set k_stages=2 --set v_stages=2 \
         --set schedule=chained --set q_in_registers=false --set order_of_groups=free --set rescale=always \
         --set poly_exp=0 --set section=1 --set min_blocks=1 --set o_apart=true --set weights=e4m3 \
-        --set values=in_front --set promotion=segments
+        --set values=in_front --set powers=straight --set promotion=segments
 """
 
 import sys
@@ -98,25 +98,26 @@ KERNELS: tuple[Tuned, ...] = (
         variant={
             "family": "wgmma",
             "pack_heads": False,
-            "br": 192,
+            "br": 128,
             "splits": 1,
             "workspace_splits": 1,
             "split": "in_place",
-            "bc": 96,
+            "bc": 160,
             "persistent": True,
             "q_stages": 1,
             "o_apart": True,
             "p_in_shared": False,
             "weights": "e4m3",
             "values": "in_front",
+            "powers": "straight",
             "promotion": "segments",
             "bias_stages": 0,
             "bias_heads": 1,
             "seen_bits": False,
             "far_keys": "walked",
             "copiers": 1,
-            "k_stages": 3,
-            "v_stages": 3,
+            "k_stages": 2,
+            "v_stages": 2,
             "summed_columns": 0,
             "schedule": "chained",
             "q_in_registers": False,
@@ -136,14 +137,14 @@ KERNELS: tuple[Tuned, ...] = (
             "arch": 90,
         },
         measurement={
-            "median_us": 336.5280032157898,
-            "spread": 0.0036609305733631384,
-            "tflops": 816.8054495237405,
-            "registers": 128,
+            "median_us": 298.2879877090454,
+            "spread": 0.024915540034233588,
+            "tflops": 921.5185266264226,
+            "registers": 168,
             "spill_bytes": 0,
-            "smem_bytes": 148480,
-            "occupancy": 0.25,
-            "error": 0.024120391036652908,
+            "smem_bytes": 134144,
+            "occupancy": 0.1875,
+            "error": 0.030175518382841365,
             "predicted": False,
             "busy": "",
             "driver": "580.159.04 (CUDA 13.0)",
@@ -157,38 +158,38 @@ KERNELS: tuple[Tuned, ...] = (
                 symbol="attention_e4m3_eight_d128_walked_tiles",
                 arguments=ARGUMENTS,
                 count=lambda batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k: (
-                    (seqlen_k + 96 - 1) // 96 * num_kv_heads * batch
+                    (seqlen_k + 160 - 1) // 160 * num_kv_heads * batch
                 ),
                 threads=128,
                 smem_bytes=16,
-                rows_per_block=96,
+                rows_per_block=160,
             ),
             Launch(
                 symbol="attention_e4m3_eight_d128_kernel",
                 arguments=ARGUMENTS,
                 count=lambda batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k: (
-                    (seqlen_q + 192 - 1) // 192 * num_q_heads * batch
+                    (seqlen_q + 128 - 1) // 128 * num_q_heads * batch
                 ),
-                threads=512,
-                smem_bytes=148480,
-                rows_per_block=192,
+                threads=384,
+                smem_bytes=134144,
+                rows_per_block=128,
                 max_blocks=132,
                 dependent=True,
                 maps=(
                     TensorMap("q", 64, 128, 128, 128),
-                    TensorMap("k", 96, 128, 128, 128),
+                    TensorMap("k", 160, 128, 128, 128),
                     TensorMap("o", 64, 64, 128, 128),
                 ),
             ),
         ),
-        tolerance=0.07,
+        tolerance=0.09,
         oldest_arch=90,
         only_arch=90,
         arch_suffix="a",
         workspace=(
-            lambda batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k: 1824768,
+            lambda batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k: 1216512,
             lambda batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k: (
-                batch * num_kv_heads * ((seqlen_k + 95) // 96) * 3072
+                batch * num_kv_heads * ((seqlen_k + 159) // 160) * 5440
             ),
         ),
         counts_keys=True,
@@ -198,7 +199,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = Attention(KERNELS, operator="attention_e4m3_eight_d128_a0259cad")
+_bound = Attention(KERNELS, operator="attention_e4m3_eight_d128_f8c94c61")
 attention, explain, use, register_torch = _bound.attention, _bound.explain, _bound.use, _bound.register_torch
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@ r"""Flash attention for NVIDIA GPUs: e4m3 (eight), head dim 128.
 For NVIDIA H200 (sm_90a) at batch 8, 16 heads, 2048 rows, with a causal mask. Serves any batch, number of
 heads, lengths and strides, grouped-query heads, and either mask.
 
-Measured on NVIDIA H200, batch 8, 16 heads, 2048 rows, with a causal mask: 214.8 us (median), spread 1.4 %,
-640.0 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 2.5e-02.
+Measured on NVIDIA H200, batch 8, 16 heads, 2048 rows, with a causal mask: 184.7 us (median), spread 0.8 %,
+744.1 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 3.1e-02.
 Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 
     from e4m3_eight_d128_causal_b8_n2048 import attention
@@ -22,10 +22,10 @@ Regenerate:
 
     flashgen emit e4m3_eight_d128_causal_b8_n2048.py \
         --device h200 --dtype e4m3 --precision eight --d 128 --causal --batch 8 --seqlen 2048 --family wgmma \
-        --set br=128 --set bc=128 --set persistent=true --set q_stages=1 --set k_stages=3 --set v_stages=2 \
-        --set schedule=chained --set q_in_registers=false --set order_of_groups=products \
-        --set rescale=always --set poly_exp=8 --set section=1 --set min_blocks=1 --set o_apart=true \
-        --set weights=e4m3 --set values=in_front
+        --set br=128 --set bc=128 --set persistent=true --set q_stages=1 --set k_stages=3 --set v_stages=3 \
+        --set schedule=chained --set q_in_registers=false --set order_of_groups=free --set rescale=always \
+        --set poly_exp=0 --set section=1 --set min_blocks=1 --set o_apart=true --set weights=e4m3 \
+        --set values=in_front --set powers=straight --set promotion=segments
 """
 
 import sys
@@ -109,20 +109,21 @@ KERNELS: tuple[Tuned, ...] = (
             "p_in_shared": False,
             "weights": "e4m3",
             "values": "in_front",
-            "promotion": "tiles",
+            "powers": "straight",
+            "promotion": "segments",
             "bias_stages": 0,
             "bias_heads": 1,
             "seen_bits": False,
             "far_keys": "walked",
             "copiers": 1,
             "k_stages": 3,
-            "v_stages": 2,
+            "v_stages": 3,
             "summed_columns": 0,
             "schedule": "chained",
             "q_in_registers": False,
-            "order_of_groups": "products",
+            "order_of_groups": "free",
             "rescale": "always",
-            "poly_exp": 8,
+            "poly_exp": 0,
             "section": 1,
             "min_blocks": 1,
             "cluster_over": "rows",
@@ -136,14 +137,14 @@ KERNELS: tuple[Tuned, ...] = (
             "arch": 90,
         },
         measurement={
-            "median_us": 214.75200355052948,
-            "spread": 0.014193162904496834,
-            "tflops": 639.989155862109,
+            "median_us": 184.7039982676506,
+            "spread": 0.008099436757174134,
+            "tflops": 744.1038351148205,
             "registers": 168,
             "spill_bytes": 0,
-            "smem_bytes": 132096,
+            "smem_bytes": 151552,
             "occupancy": 0.1875,
-            "error": 0.025018919164092424,
+            "error": 0.03080477752598575,
             "predicted": False,
             "busy": "",
             "driver": "580.159.04 (CUDA 13.0)",
@@ -170,7 +171,7 @@ KERNELS: tuple[Tuned, ...] = (
                     (seqlen_q + 128 - 1) // 128 * num_q_heads * batch
                 ),
                 threads=384,
-                smem_bytes=132096,
+                smem_bytes=151552,
                 rows_per_block=128,
                 max_blocks=132,
                 dependent=True,
@@ -181,13 +182,14 @@ KERNELS: tuple[Tuned, ...] = (
                 ),
             ),
         ),
-        tolerance=0.07,
+        tolerance=0.09,
         oldest_arch=90,
         only_arch=90,
         arch_suffix="a",
         workspace=(
+            lambda batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k: 1216512,
             lambda batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k: (
-                batch * num_kv_heads * ((seqlen_k + 127) // 128) * 4096
+                batch * num_kv_heads * ((seqlen_k + 127) // 128) * 4352
             ),
         ),
         counts_keys=True,
@@ -197,7 +199,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = Attention(KERNELS, operator="attention_e4m3_eight_d128_7f7777cf")
+_bound = Attention(KERNELS, operator="attention_e4m3_eight_d128_23ef50ca")
 attention, explain, use, register_torch = _bound.attention, _bound.explain, _bound.use, _bound.register_torch
 
 if __name__ == "__main__":

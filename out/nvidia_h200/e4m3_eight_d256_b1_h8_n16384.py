@@ -3,8 +3,8 @@ r"""Flash attention for NVIDIA GPUs: e4m3 (eight), head dim 256.
 For NVIDIA H200 (sm_90a) at batch 1, 8 heads, 16384 rows, without a mask. Serves any batch, number of heads,
 lengths and strides, grouped-query heads, and either mask.
 
-Measured on NVIDIA H200, batch 1, 8 heads, 16384 rows, without a mask: 1.992 ms (median), spread 2.1 %,
-1103.8 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 2.6e-02.
+Measured on NVIDIA H200, batch 1, 8 heads, 16384 rows, without a mask: 1.795 ms (median), spread 6.0 %,
+1225.2 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 3.1e-02.
 Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 
     from e4m3_eight_d256_b1_h8_n16384 import attention
@@ -22,10 +22,10 @@ Regenerate:
 
     flashgen emit e4m3_eight_d256_b1_h8_n16384.py \
         --device h200 --dtype e4m3 --precision eight --d 256 --batch 1 --heads 8 --seqlen 16384 \
-        --family wgmma --set br=128 --set bc=128 --set persistent=true --set q_stages=1 --set k_stages=3 \
-        --set v_stages=2 --set schedule=chained --set q_in_registers=false --set order_of_groups=products \
-        --set rescale=always --set poly_exp=0 --set section=1 --set min_blocks=1 --set weights=e4m3 \
-        --set values=in_front --set promotion=segments
+        --family wgmma --set br=128 --set bc=128 --set persistent=true --set q_stages=1 --set k_stages=2 \
+        --set v_stages=2 --set schedule=overlapped --set q_in_registers=false --set order_of_groups=products \
+        --set rescale=lazy --set poly_exp=0 --set section=1 --set min_blocks=1 --set o_apart=true \
+        --set weights=e4m3 --set values=in_front --set powers=straight --set promotion=segments
 """
 
 import sys
@@ -105,23 +105,24 @@ KERNELS: tuple[Tuned, ...] = (
             "bc": 128,
             "persistent": True,
             "q_stages": 1,
-            "o_apart": False,
+            "o_apart": True,
             "p_in_shared": False,
             "weights": "e4m3",
             "values": "in_front",
+            "powers": "straight",
             "promotion": "segments",
             "bias_stages": 0,
             "bias_heads": 1,
             "seen_bits": False,
             "far_keys": "walked",
             "copiers": 1,
-            "k_stages": 3,
+            "k_stages": 2,
             "v_stages": 2,
             "summed_columns": 0,
-            "schedule": "chained",
+            "schedule": "overlapped",
             "q_in_registers": False,
             "order_of_groups": "products",
-            "rescale": "always",
+            "rescale": "lazy",
             "poly_exp": 0,
             "section": 1,
             "min_blocks": 1,
@@ -136,14 +137,14 @@ KERNELS: tuple[Tuned, ...] = (
             "arch": 90,
         },
         measurement={
-            "median_us": 1992.2560453414917,
-            "spread": 0.021298472288748586,
-            "tflops": 1103.7854600536882,
+            "median_us": 1794.8480248451233,
+            "spread": 0.06040402818053986,
+            "tflops": 1225.1863250325903,
             "registers": 168,
             "spill_bytes": 0,
-            "smem_bytes": 230400,
+            "smem_bytes": 232448,
             "occupancy": 0.1875,
-            "error": 0.025816893629591112,
+            "error": 0.030881147788273704,
             "predicted": False,
             "busy": "",
             "driver": "580.159.04 (CUDA 13.0)",
@@ -170,7 +171,7 @@ KERNELS: tuple[Tuned, ...] = (
                     (seqlen_q + 128 - 1) // 128 * num_q_heads * batch
                 ),
                 threads=384,
-                smem_bytes=230400,
+                smem_bytes=232448,
                 rows_per_block=128,
                 max_blocks=132,
                 dependent=True,
@@ -181,14 +182,14 @@ KERNELS: tuple[Tuned, ...] = (
                 ),
             ),
         ),
-        tolerance=0.07,
+        tolerance=0.09,
         oldest_arch=90,
         only_arch=90,
         arch_suffix="a",
         workspace=(
             lambda batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k: 2297856,
             lambda batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k: (
-                batch * num_kv_heads * ((seqlen_k + 127) // 128) * 8192
+                batch * num_kv_heads * ((seqlen_k + 127) // 128) * 8448
             ),
         ),
         counts_keys=True,
@@ -198,7 +199,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = Attention(KERNELS, operator="attention_e4m3_eight_d256_69724454")
+_bound = Attention(KERNELS, operator="attention_e4m3_eight_d256_c3416615")
 attention, explain, use, register_torch = _bound.attention, _bound.explain, _bound.use, _bound.register_torch
 
 if __name__ == "__main__":

@@ -13,18 +13,18 @@
 //   v_stages = 2               V tiles in shared memory
 //   schedule = overlapped      the next scores: before these outputs, or behind them
 //   q_in_registers = false     keep Q in registers, which relieves shared memory
-//   order_of_groups = products what warpgroups do in turns: nothing, products, exponentials
+//   order_of_groups = free     what warpgroups do in turns: nothing, products, exponentials
 //   rescale = lazy             when outputs follow the running maximum: once it grew, or always
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
 //   section = 1                heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
-//   o_apart = true             outputs leave by room of their own, beside which the next Q comes
 //   weights = e4m3             what weights are, and values as products read them, of inputs of eight bits
 //   values = in_front          who turns values of eight bits into what products read: the blocks, or a launch in front
+//   powers = straight          powers of two as weights of eight bits: rounded, or straight lines from one to the next
 //   promotion = segments       whose outputs of eight bits the tensor cores sum: a tile's, or those of 2048 keys
 //
-// Measured on NVIDIA H200, batch 2, 8 heads, 8192 rows, with a causal mask: 547.9 us (median), spread 1.2 %,
-// 1003.4 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 2.6e-02.
+// Measured on NVIDIA H200, batch 2, 8 heads, 8192 rows, with a causal mask: 492.3 us (median), spread 2.8 %,
+// 1116.7 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 3.0e-02.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -37,10 +37,9 @@
 //     flashgen emit e4m3_eight_d256_causal_b2_h8_n8192.cu \
 //         --device h200 --dtype e4m3 --precision eight --d 256 --causal --batch 2 --heads 8 --seqlen 8192 \
 //         --family wgmma --set br=128 --set bc=128 --set persistent=true --set q_stages=1 --set k_stages=2 \
-//         --set v_stages=2 --set schedule=overlapped --set q_in_registers=false \
-//         --set order_of_groups=products --set rescale=lazy --set poly_exp=0 --set section=1 \
-//         --set min_blocks=1 --set o_apart=true --set weights=e4m3 --set values=in_front \
-//         --set promotion=segments
+//         --set v_stages=2 --set schedule=overlapped --set q_in_registers=false --set order_of_groups=free \
+//         --set rescale=lazy --set poly_exp=0 --set section=1 --set min_blocks=1 --set weights=e4m3 \
+//         --set values=in_front --set powers=straight --set promotion=segments
 
 #include <cuda_fp8.h>
 #include <cuda.h>
@@ -104,13 +103,13 @@ constexpr int kValueTiles = kDv / 8;  // columns of eight in a thread's outputs
 
 // Named barriers of the block, by consumer.
 constexpr int kConsumerBarrier = 1;  // its own
-constexpr int kOrderBarrier = 1 + kConsumers;  // tells it that the one before it has done
 
 constexpr unsigned kQBytes = 64 * kDChunks * kQkChunk * sizeof(Element);  // of one consumer
 constexpr unsigned kKBytes = kBc * kDChunks * kQkChunk * sizeof(Element);
-constexpr unsigned kVBytes = kBc * kDv * sizeof(Element);  // in memory, too
+constexpr unsigned kVBytes = kBc * (kDv + 8) * sizeof(Element);  // in memory, too
 
 constexpr int kSummedTiles = 16;  // tiles whose outputs the tensor cores sum
+constexpr int kOutputs = kDv / 2 + 4;  // a thread's, and those of eight more columns, the first of which sums weights
 // Weights are kept 2^kWeightExponent times as large: that of a row's maximum is the largest power of two that e4m3 has.
 constexpr float kWeightExponent = 8.0f;
 constexpr float kLog2e = 1.4426950408889634f;
@@ -120,20 +119,19 @@ constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 using QChunk = Element[64 * kQkChunk];  // of the 64 rows of one consumer
 using KChunk = Element[kBc * kQkChunk];
 using OChunk = Output[64 * kChunk];
-using VChunk = Element[kDv * 32];  // its rows are columns of V, 32 keys of each
+using VChunk = Element[(kDv + 8) * 32];  // its rows are columns of V, ones and zeros,, 32 keys of each
 static_assert(sizeof(QChunk) == sizeof(OChunk), "outputs take the place of Q");
 
 struct SharedStorage {
-  // Q by consumer, and outputs on their way to global memory.
-  alignas(1024) QChunk q[kQStages][kConsumers][kDChunks];
-  alignas(1024) OChunk o[kConsumers][kDvChunks];
+  // Q by consumer, and then its outputs on their way to global memory.
+  alignas(1024) QChunk q[kQStages][kConsumers][kDvChunks];
   alignas(1024) KChunk k[kKStages][kDChunks];
   alignas(1024) VChunk v[kVStages][kKeySteps];
   // A stage is full once its bytes have arrived, and empty once every consumer has done with it.
   Barrier q_full[kQStages][kConsumers], q_empty[kQStages];
   Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
 };
-static_assert(sizeof(SharedStorage) == 230400, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 199680, "the size that pruning counted on");
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
@@ -194,11 +192,6 @@ __device__ __forceinline__ void barrier_wait(Barrier* barrier, unsigned parity) 
 // Waits until `threads` threads have come to barrier `id` of the block, this one's warp among them.
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
-}
-
-// Comes to barrier `id` and goes on.
-__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
 // Shows ordinary writes to shared memory to the copy engine and the tensor cores.
@@ -273,18 +266,25 @@ __device__ __forceinline__ bool elect_one() {
   return elected != 0;
 }
 
-// Four numbers as e4m3, the first in the low byte; the largest there is for those beyond.
-__device__ __forceinline__ unsigned floats_to_e4m3(float first, float second, float third, float fourth) {
-  unsigned four;
-  asm("{\n"
-      ".reg .b16 low, high;\n"
-      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
-      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
-      "mov.b32 %0, {low, high};\n"
-      "}"
-      : "=r"(four)
-      : "f"(first), "f"(second), "f"(third), "f"(fourth));
-  return four;
+// The larger of two numbers, or no number where one of them is none.
+__device__ __forceinline__ float larger_or_none(float x, float y) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(x), "f"(y));
+  return larger;
+}
+
+// a b + c, but no less than 0 and no more than 1; 0 where it is no number.
+__device__ __forceinline__ float fma_saturated(float a, float b, float c) {
+  float d;
+  asm("fma.rn.ftz.sat.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
+  return d;
+}
+
+// Keeps the compiler from making these after the next wait.
+template <int n>
+__device__ __forceinline__ void hold(unsigned (&registers)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) asm volatile("" : "+r"(registers[i]) : : "memory");
 }
 
 // Four e4m3 numbers, the first in the low byte, as two pairs of f16.
@@ -388,6 +388,20 @@ __device__ __forceinline__ void wgmma_m64n256k32_e4m3_rs(
         "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]),
         "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]),
         "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));
+}
+
+__device__ __forceinline__ void wgmma_m64n8k32_e4m3_rs(
+    float (&d)[4], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %9, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 "
+      "{%0, %1, %2, %3}, "
+      "{%4, %5, %6, %7}, %8, p, 1, 1;\n"
+      "}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));
 }
 
@@ -509,8 +523,8 @@ struct SoftmaxState {
 template <int n>
 __device__ __forceinline__ bool raise_maximum(
     const float (&s)[n], SoftmaxState& softmax, float (&rescale)[2], float scale) {
-  // Weights leave no room for a maximum that is out of date, but where no score exceeds it there is none to look for.
-  // As integers, positive floats compare as they are; zero bounds the others.
+  // A maximum that is out of date by a factor of 2^0.75 harms neither range nor precision. As integers, positive
+  // floats compare as they are; zero bounds the others.
   bool grown = false;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -519,17 +533,19 @@ __device__ __forceinline__ bool raise_maximum(
     for (int t = 0; t < n / 4; ++t) {
       bound = __vimax3_s32(bound, __float_as_int(s[4 * t + 2 * h]), __float_as_int(s[4 * t + 2 * h + 1]));
     }
-    grown |= fmaf(__int_as_float(bound), scale, -softmax.max[h]) > 0.0f;
+    grown |= !(fmaf(__int_as_float(bound), scale, -softmax.max[h]) <= 0.75f);  // or no number
   }
   if (!__any_sync(0xffffffffu, grown)) return false;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    float tile_max = fmaxf(s[2 * h], s[2 * h + 1]);
+    float tile_max = larger_or_none(s[2 * h], s[2 * h + 1]);
 #pragma unroll
-    for (int t = 1; t < n / 4; ++t) tile_max = fmaxf(tile_max, fmaxf(s[4 * t + 2 * h], s[4 * t + 2 * h + 1]));
-    tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
-    tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
-    const float row_max = fmaxf(softmax.max[h], tile_max * scale);
+    for (int t = 1; t < n / 4; ++t) {
+      tile_max = larger_or_none(tile_max, larger_or_none(s[4 * t + 2 * h], s[4 * t + 2 * h + 1]));
+    }
+    tile_max = larger_or_none(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
+    tile_max = larger_or_none(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
+    const float row_max = larger_or_none(softmax.max[h], tile_max * scale);
     // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
     const float base = kRowsMayBeEmpty && row_max == -kInfinity ? 0.0f : row_max;
     rescale[h] = exp2f(softmax.max[h] - base);
@@ -539,32 +555,55 @@ __device__ __forceinline__ bool raise_maximum(
   return true;
 }
 
-// Turns the scores of a tile into weights, 2^(score - maximum), and adds them to the rows' sums.
+// Turns the scores of a tile into weights, 2^(score - maximum), by multiply-adds alone: e4m3's numbers, counted from
+// zero, lie on straight lines between powers of two (Schraudolph, "A fast, compact approximation of the exponential
+// function", Neural Computation 11, 1999). Weights are off by up to a twelfth of themselves, and on average right. Each
+// pair has those of two neighbouring keys.
 template <int n>
-__device__ __forceinline__ void weigh(float (&s)[n], SoftmaxState& softmax, float scale) {
-  float base[2], sum[2][2] = {};  // of even and of odd columns: short chains of additions
+__device__ __forceinline__ void weigh(
+    const float (&s)[n], unsigned (&pairs)[n / 2], const SoftmaxState& softmax, float scale) {
+  constexpr float kSteps = 8.0f;  // numbers from one power of two to the next
+  constexpr float kLargest = kSteps * (kWeightExponent + 7.0f) - 0.457f;  // where the maximum is among them
+  // In 128ths, so that what is too small for a weight saturates at zero.
+  const float factor = scale * (kSteps / 128.0f);
+  float base[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    base[h] = (kRowsMayBeEmpty && softmax.max[h] == -kInfinity ? 0.0f : softmax.max[h]) - kWeightExponent;
+    const float max = kRowsMayBeEmpty && softmax.max[h] == -kInfinity ? 0.0f : softmax.max[h];
+    base[h] = fmaf(-kSteps / 128.0f, max, kLargest / 128.0f);
   }
 #pragma unroll
-  for (int i = 0; i < n; ++i) {
-    const float exponent = fmaf(s[i], scale, -base[i / 2 % 2]);
-    s[i] = exp2f(exponent);
-    sum[i / 2 % 2][i % 2] += s[i];
-  }
+  for (int i = 0; i < n / 2; ++i) {
+    unsigned numbers[2];
 #pragma unroll
-  for (int h = 0; h < 2; ++h) softmax.sum[h] += sum[h][0] + sum[h][1];
+    for (int j = 0; j < 2; ++j) {
+      // Added to 2^23, it is rounded to an integer, which the lowest byte then holds.
+      const float place = fmaf(fma_saturated(s[2 * i + j], factor, base[i % 2]), 128.0f, 8388608.0f);
+      numbers[j] = __float_as_uint(place);
+    }
+    pairs[i] = __byte_perm(numbers[0], numbers[1], 0x0040);
+  }
 }
 
 // Weights as operands of 32 keys each, from where a thread has them: of each sixteen keys, lane c of the four that
 // share a row has keys 2 c, 2 c + 1, 2 c + 8 and 2 c + 9, which the product takes for 4 c to 4 c + 3.
 template <int n>
-__device__ __forceinline__ void pack_weights(const float (&s)[n], unsigned (&p)[n / 16][4]) {
+__device__ __forceinline__ void pack_weights(const unsigned (&pairs)[n], unsigned (&p)[n / 8][4]) {
 #pragma unroll
-  for (int i = 0; i < n / 4; ++i) {
-    const float* four = s + i / 2 * 8 + i % 2 * 2;
-    p[i / 4][i % 4] = floats_to_e4m3(four[0], four[1], four[4], four[5]);
+  for (int i = 0; i < n / 2; ++i) {
+    const unsigned* const two = pairs + i / 2 * 4 + i % 2;
+    p[i / 4][i % 4] = __byte_perm(two[0], two[2], 0x5410);
+  }
+}
+
+// Moves sums of weights from outputs to where they are not multiplied by values: three of the four lanes that share a
+// row have zeros.
+__device__ __forceinline__ void take_sums(float (&o)[kOutputs], SoftmaxState& softmax) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float& sum = o[kDv / 2 + 2 * h];
+    softmax.sum[h] += sum;
+    sum -= sum;  // of a constant the compiler would make copies of all outputs
   }
 }
 
@@ -576,7 +615,8 @@ __device__ __forceinline__ uint4* kept_sums(const AttentionArgs& args) {
 }
 
 // Adds them to what was summed since.
-__device__ __forceinline__ void add_kept(const AttentionArgs& args, float (&o)[kDv / 2], const SoftmaxState& softmax) {
+__device__ __forceinline__ void add_kept(
+    const AttentionArgs& args, float (&o)[kOutputs], const SoftmaxState& softmax) {
   const uint4* const sums = kept_sums(args);
   const uint4 max = sums[kDv / 16 * kWarpgroup];
   float factor[2];
@@ -599,7 +639,8 @@ __device__ __forceinline__ void add_kept(const AttentionArgs& args, float (&o)[k
 }
 
 // Leaves all sums so far, so that the tensor cores begin anew.
-__device__ __forceinline__ void keep_sums(const AttentionArgs& args, float (&o)[kDv / 2], const SoftmaxState& softmax) {
+__device__ __forceinline__ void keep_sums(
+    const AttentionArgs& args, float (&o)[kOutputs], const SoftmaxState& softmax) {
   uint4* const sums = kept_sums(args);
 #pragma unroll
   for (int i = 0; i < kDv / 16; ++i) {
@@ -612,9 +653,9 @@ __device__ __forceinline__ void keep_sums(const AttentionArgs& args, float (&o)[
   sums[kDv / 16 * kWarpgroup] = make_uint4(__float_as_uint(softmax.max[0]), __float_as_uint(softmax.max[1]), 0, 0);
 }
 
-__device__ __forceinline__ void rescale_output(float (&o)[kDv / 2], const float (&rescale)[2]) {
+__device__ __forceinline__ void rescale_output(float (&o)[kOutputs], const float (&rescale)[2]) {
 #pragma unroll
-  for (int i = 0; i < kDv / 2; ++i) o[i] *= rescale[i / 2 % 2];
+  for (int i = 0; i < kOutputs; ++i) o[i] *= rescale[i / 2 % 2];
 }
 
 // Starts s = q k^T for a consumer's rows and one tile of keys, not scaled.
@@ -631,11 +672,15 @@ __device__ __forceinline__ void start_qk(
 
 // Starts o += p v for a consumer's rows and one tile of keys.
 __device__ __forceinline__ void start_pv(
-    float (&o)[kDv / 2], const unsigned (&p)[kKeySteps][4], unsigned long long v) {
+    float (&o)[kOutputs], const unsigned (&p)[kKeySteps][4], unsigned long long v) {
+  auto& outputs = reinterpret_cast<float (&)[kDv / 2]>(o);
+  auto& sums = reinterpret_cast<float (&)[4]>(o[kDv / 2]);
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kKeySteps; ++step) {
-    wgmma_m64n256k32_e4m3_rs(o, p[step], v + step * (sizeof(VChunk) >> 4), true);
+    const unsigned long long v_step = v + step * (sizeof(VChunk) >> 4);
+    wgmma_m64n256k32_e4m3_rs(outputs, p[step], v_step, true);
+    wgmma_m64n8k32_e4m3_rs(sums, p[step], v_step + (kDv * 32 >> 4), true);
   }
   wgmma_commit();
 }
@@ -646,15 +691,6 @@ __device__ __forceinline__ void negate_q(QChunk* q, int consumer) {
   for (int i = threadIdx.x % kWarpgroup; i < kDChunks * 64 * kQkChunk / 4; i += kWarpgroup) fours[i] ^= 0x80808080u;
   fence_proxy_async();
   named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
-}
-
-// An ordered barrier: consumers compute products one after the other, so that one's softmax runs beside
-// another's products.
-__device__ __forceinline__ void order_wait(int consumer) {
-  named_barrier_sync(kOrderBarrier + consumer, 2 * kWarpgroup);
-}
-__device__ __forceinline__ void order_arrive(int consumer) {
-  named_barrier_arrive(kOrderBarrier + (consumer + 1) % kConsumers, 2 * kWarpgroup);
 }
 
 // Where the log-sum-exps of a tile's head start.
@@ -762,7 +798,7 @@ __device__ __forceinline__ void store_outputs(
 
 // Divides by the sums and brings a warp's sixteen rows of outputs to shared memory, as the copy engine wants them.
 __device__ __forceinline__ void stage_output(
-    OChunk* staged, const float (&o)[kDv / 2], const float (&inverse)[2], int warp) {
+    OChunk* staged, const float (&o)[kOutputs], const float (&inverse)[2], int warp) {
   const int lane = threadIdx.x % 32;
   const int row = warp * 16 + lane % 16;
 #pragma unroll
@@ -884,9 +920,9 @@ __device__ __forceinline__ void consume_tile(
     softmax.max[h] = -kInfinity;
     softmax.sum[h] = 0.0f;
   }
-  float o[kDv / 2];
+  float o[kOutputs];
 #pragma unroll
-  for (int i = 0; i < kDv / 2; ++i) o[i] = 0.0f;
+  for (int i = 0; i < kOutputs; ++i) o[i] = 0.0f;
   bool has_kept = false;  // whether sums wait in memory
 
   QChunk* q = smem.q[q_pipe.stage][consumer];
@@ -897,8 +933,6 @@ __device__ __forceinline__ void consume_tile(
   constexpr int kNextK = sizeof(smem.k[0]) >> 4, kNextV = sizeof(smem.v[0]) >> 4;  // as descriptors count
   for (int n = tile.last_tile; n > last_tile; --n) {
     // Keys that only other consumers see.
-    order_wait(consumer);
-    order_arrive(consumer);
     barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
     named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);  // no warp may fall behind by a phase
     if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
@@ -911,48 +945,41 @@ __device__ __forceinline__ void consume_tile(
   int n = last_tile - 1;
   if (n >= first_tile) {
     float s[kBc / 2], rescale[2];
-    unsigned p[kKeySteps][4];
+    unsigned p[kKeySteps][4], pairs[kBc / 4];
     barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
-    order_wait(consumer);
     start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
-    order_arrive(consumer);
     wgmma_wait<0>();
     hold(s);
     if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
-    // After the last scores the next Q may come.
-    if (leader && n == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);
     k_pipe.advance();
     if (n >= first_partial) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
     raise_maximum(s, softmax, rescale, scale);
-    weigh(s, softmax, scale);
-    pack_weights(s, p);
+    weigh(s, pairs, softmax, scale);
+    pack_weights(pairs, p);
     if (n > first_tile) barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
 #pragma unroll 1
     for (--n; n >= first_tile; --n) {
       // The next weights are made while these outputs are multiplied.
-      order_wait(consumer);
       start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
       barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
       start_pv(o, p, v_desc + v_pipe.stage * kNextV);
-      order_arrive(consumer);
       const int v_stage = v_pipe.stage;
       v_pipe.advance();
       wgmma_wait<1>();
       hold(s);
       if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
-      if (leader && n == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);
       k_pipe.advance();
       if (n >= first_partial) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
       const bool grown = raise_maximum(s, softmax, rescale, scale);
-      weigh(s, softmax, scale);
-      // Sums are never negative. Asked for here, they keep the compiler from making weights after the outputs.
-      const bool positive = !(softmax.sum[0] + softmax.sum[1] < 0.0f);
-      if (n > first_tile && positive) barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+      weigh(s, pairs, softmax, scale);
+      hold(pairs);
+      if (n > first_tile) barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
       wgmma_wait<0>();
       hold(o);
       if (leader) barrier_arrive(&smem.v_empty[v_stage]);
-      pack_weights(s, p);
+      pack_weights(pairs, p);
       if (grown) rescale_output(o, rescale);
+      take_sums(o, softmax);
       if (n % kSummedTiles == 0 || n == first_tile) {
         if (has_kept) add_kept(args, o, softmax);
         if (n > first_tile) keep_sums(args, o, softmax);
@@ -965,6 +992,7 @@ __device__ __forceinline__ void consume_tile(
     hold(o);
     if (leader) barrier_arrive(&smem.v_empty[v_pipe.stage]);
     v_pipe.advance();
+    take_sums(o, softmax);
   }
 
   float inverse[2];
@@ -984,10 +1012,8 @@ __device__ __forceinline__ void consume_tile(
       args.lse[at] = (softmax.max[h] + log2f(row_sum) - kWeightExponent) * kLn2;
     }
   }
-  // The outputs before have left once the thread that sent them off sees so.
-  OChunk* staged = smem.o[consumer];
-  if (leader) tma_wait_read<0>();
-  named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
+  // Outputs take the place of Q, of which each warp has read its own rows alone.
+  OChunk* staged = reinterpret_cast<OChunk*>(q);
   stage_output(staged, o, inverse, warp);
   const auto write = [&](int row, int x, float value) {
     staged_output(staged, 16 * warp + row, x) = __float2bfloat16_rn(value);
@@ -998,7 +1024,8 @@ __device__ __forceinline__ void consume_tile(
   if (leader) {
     store_outputs(maps, staged, tile, first_row);
     tma_commit();
-    if (last_tile == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);  // no scores have done so
+    tma_wait_read<0>();
+    barrier_arrive(&smem.q_empty[q_pipe.stage]);
   }
   q_pipe.advance();
 }
@@ -1014,6 +1041,7 @@ __device__ __forceinline__ void transpose_four(unsigned (&columns)[4], const uns
   }
 }
 
+// Lays rows behind those of values: one of ones, by which products sum weights, and seven of zeros.
 // Transposes values. A block does a tile, a thread sixteen keys of four columns at a time, in the order of weights.
 extern "C" __global__ void __launch_bounds__(kValueThreads)
     attention_e4m3_eight_d256_walked_tiles(const AttentionArgs args) {
@@ -1025,7 +1053,11 @@ extern "C" __global__ void __launch_bounds__(kValueThreads)
   const Element* const source =
       args.v + batch * args.v_stride_batch + head * args.v_stride_head + first_key * args.v_stride_row;
   VChunk* const target = values_of(args, batch, head, tile);
-  constexpr int kLanes = kDv % 32 ? 4 : 8;  // that share a row, so that whole sectors are read
+  for (int i = threadIdx.x; i < kKeySteps * 16; i += kValueThreads) {
+    const unsigned four = i % 16 < 2 ? 0x38383838u : 0u;  // ones as e4m3 has them
+    *reinterpret_cast<uint4*>(target[i / 16] + kDv * 32 + i % 16 * 16) = make_uint4(four, four, four, four);
+  }
+  constexpr int kLanes = kDv % 32 ? 4 : kDv % 64 ? 8 : 16;  // that share a row, so that 64 bytes of it are read at once
   constexpr int kSixteens = kBc / 16, kWide = kLanes * 4;
   for (int i = threadIdx.x; i < kSixteens * kDv / 4; i += kValueThreads) {
     const int column = i / (kLanes * kSixteens) * kWide + i % kLanes * 4, sixteen = i / kLanes % kSixteens;
@@ -1088,11 +1120,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   } else {
     take_registers<240>();
     const int consumer = warp / 4 - 1;
-    if (consumer == kConsumers - 1) order_arrive(consumer);
     for_each_tile(args, [&](const Tile& tile) {
       consume_tile(args, maps, smem, tile, consumer, q_pipe, k_pipe, v_pipe);
     });
-    tma_wait_read<0>();
   }
 }
 
@@ -1130,7 +1160,7 @@ static cudaError_t encode_map(
 extern "C" long long attention_e4m3_eight_d256_workspace_bytes(const AttentionArgs* args) {
   const long long batch = args->batch, num_kv_heads = args->num_kv_heads;
   const long long seqlen_k = args->seqlen_k;
-  return 4 * ((batch * num_kv_heads * ((seqlen_k + 127) / 128) * 8192 + 63) / 64 * 64 + 2297856);
+  return 4 * ((batch * num_kv_heads * ((seqlen_k + 127) / 128) * 8448 + 63) / 64 * 64 + 2297856);
 }
 
 // How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
@@ -1227,4 +1257,4 @@ extern "C" int attention_e4m3_eight_d256(const AttentionArgs* args, cudaStream_t
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "e4m3", "batch": 2, "num_q_heads": 8, "num_kv_heads": 8, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 256, "head_dim_v": 256, "causal": true, "precision": "eight"}, "family": "wgmma", "variant": {"pack_heads": false, "br": 128, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 128, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "weights": "e4m3", "values": "in_front", "promotion": "segments", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 2, "v_stages": 2, "summed_columns": 0, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_e4m3_eight_d256", "launches": [{"threads": 128, "smem_bytes": 16, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "walked_tiles", "of_keys": true}, {"threads": 384, "smem_bytes": 230400, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "a9a0349f265f6781", "figures": [1844, 1105]}
+// flashgen: {"problem": {"dtype": "e4m3", "batch": 2, "num_q_heads": 8, "num_kv_heads": 8, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 256, "head_dim_v": 256, "causal": true, "precision": "eight"}, "family": "wgmma", "variant": {"pack_heads": false, "br": 128, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 128, "persistent": true, "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "e4m3", "values": "in_front", "powers": "straight", "promotion": "segments", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 2, "v_stages": 2, "summed_columns": 0, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_e4m3_eight_d256", "launches": [{"threads": 128, "smem_bytes": 16, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "walked_tiles", "of_keys": true}, {"threads": 384, "smem_bytes": 199680, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "6db9e0f37d51c3d7", "figures": [1866, 1091]}

@@ -3,8 +3,8 @@ r"""Flash attention for NVIDIA GPUs: e4m3 (eight), head dim 64.
 For NVIDIA H200 (sm_90a) at batch 1, 32 heads, 16384 rows, without a mask. Serves any batch, number of heads,
 lengths and strides, grouped-query heads, and either mask.
 
-Measured on NVIDIA H200, batch 1, 32 heads, 16384 rows, without a mask: 3.386 ms (median), spread 0.9 %,
-649.5 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 2.5e-02.
+Measured on NVIDIA H200, batch 1, 32 heads, 16384 rows, without a mask: 2.736 ms (median), spread 3.1 %,
+803.7 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 3.0e-02.
 Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 
     from e4m3_eight_d64_b1_h32_n16384 import attention
@@ -22,10 +22,10 @@ Regenerate:
 
     flashgen emit e4m3_eight_d64_b1_h32_n16384.py \
         --device h200 --dtype e4m3 --precision eight --d 64 --batch 1 --heads 32 --seqlen 16384 \
-        --family wgmma --set br=192 --set bc=160 --set persistent=true --set q_stages=1 --set k_stages=3 \
-        --set v_stages=2 --set schedule=chained --set q_in_registers=false --set order_of_groups=products \
-        --set rescale=always --set poly_exp=0 --set section=1 --set min_blocks=1 --set o_apart=true \
-        --set weights=e4m3 --set values=in_front --set promotion=segments
+        --family wgmma --set br=192 --set bc=128 --set persistent=true --set q_stages=1 --set k_stages=4 \
+        --set v_stages=4 --set schedule=overlapped --set q_in_registers=false --set order_of_groups=products \
+        --set rescale=lazy --set poly_exp=0 --set section=1 --set min_blocks=1 --set o_apart=true \
+        --set weights=e4m3 --set values=in_front --set powers=straight --set promotion=segments
 """
 
 import sys
@@ -102,26 +102,27 @@ KERNELS: tuple[Tuned, ...] = (
             "splits": 1,
             "workspace_splits": 1,
             "split": "in_place",
-            "bc": 160,
+            "bc": 128,
             "persistent": True,
             "q_stages": 1,
             "o_apart": True,
             "p_in_shared": False,
             "weights": "e4m3",
             "values": "in_front",
+            "powers": "straight",
             "promotion": "segments",
             "bias_stages": 0,
             "bias_heads": 1,
             "seen_bits": False,
             "far_keys": "walked",
             "copiers": 1,
-            "k_stages": 3,
-            "v_stages": 2,
+            "k_stages": 4,
+            "v_stages": 4,
             "summed_columns": 0,
-            "schedule": "chained",
+            "schedule": "overlapped",
             "q_in_registers": False,
             "order_of_groups": "products",
-            "rescale": "always",
+            "rescale": "lazy",
             "poly_exp": 0,
             "section": 1,
             "min_blocks": 1,
@@ -136,14 +137,14 @@ KERNELS: tuple[Tuned, ...] = (
             "arch": 90,
         },
         measurement={
-            "median_us": 3385.823965072632,
-            "spread": 0.008976246683813135,
-            "tflops": 649.4794998903102,
+            "median_us": 2736.0960245132446,
+            "spread": 0.03133811173274076,
+            "tflops": 803.7083625174337,
             "registers": 128,
             "spill_bytes": 0,
-            "smem_bytes": 132096,
+            "smem_bytes": 152576,
             "occupancy": 0.25,
-            "error": 0.025323106382506268,
+            "error": 0.03046742008343411,
             "predicted": False,
             "busy": "",
             "driver": "580.159.04 (CUDA 13.0)",
@@ -157,11 +158,11 @@ KERNELS: tuple[Tuned, ...] = (
                 symbol="attention_e4m3_eight_d64_walked_tiles",
                 arguments=ARGUMENTS,
                 count=lambda batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k: (
-                    (seqlen_k + 160 - 1) // 160 * num_kv_heads * batch
+                    (seqlen_k + 128 - 1) // 128 * num_kv_heads * batch
                 ),
                 threads=128,
                 smem_bytes=16,
-                rows_per_block=160,
+                rows_per_block=128,
             ),
             Launch(
                 symbol="attention_e4m3_eight_d64_kernel",
@@ -170,25 +171,25 @@ KERNELS: tuple[Tuned, ...] = (
                     (seqlen_q + 192 - 1) // 192 * num_q_heads * batch
                 ),
                 threads=512,
-                smem_bytes=132096,
+                smem_bytes=152576,
                 rows_per_block=192,
                 max_blocks=132,
                 dependent=True,
                 maps=(
                     TensorMap("q", 64, 128, 128, 128),
-                    TensorMap("k", 160, 128, 128, 128),
+                    TensorMap("k", 128, 128, 128, 128),
                     TensorMap("o", 64, 64, 128, 128),
                 ),
             ),
         ),
-        tolerance=0.07,
+        tolerance=0.09,
         oldest_arch=90,
         only_arch=90,
         arch_suffix="a",
         workspace=(
             lambda batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k: 1013760,
             lambda batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k: (
-                batch * num_kv_heads * ((seqlen_k + 159) // 160) * 2560
+                batch * num_kv_heads * ((seqlen_k + 127) // 128) * 2304
             ),
         ),
         counts_keys=True,
@@ -198,7 +199,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = Attention(KERNELS, operator="attention_e4m3_eight_d64_918b6b79")
+_bound = Attention(KERNELS, operator="attention_e4m3_eight_d64_b7f99a81")
 attention, explain, use, register_torch = _bound.attention, _bound.explain, _bound.use, _bound.register_torch
 
 if __name__ == "__main__":

@@ -112,6 +112,7 @@ KERNELS: tuple[Tuned, ...] = (
             "p_in_shared": False,
             "weights": "f16",
             "values": "in_place",
+            "powers": "rounded",
             "promotion": "tiles",
             "bias_stages": 0,
             "bias_heads": 1,

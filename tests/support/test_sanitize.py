@@ -34,6 +34,7 @@ LEFT_TO_EMULATED_CARDS = {
     "split",
     "summed_columns",
     "values",
+    "powers",
     "promotion",
     "copiers",
 }

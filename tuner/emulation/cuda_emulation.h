@@ -81,6 +81,10 @@ inline float min(float a, float b) { return fminf(a, b); }
 inline float max(float a, float b) { return fmaxf(a, b); }
 
 inline float larger_or_none(float x, float y) { return x != x || x > y ? x : y; }
+inline float fma_saturated(float a, float b, float c) {
+  const float x = fmaf(a, b, c);
+  return x > 0.0f ? fminf(x, 1.0f) : 0.0f;
+}
 
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 // The low word of both, side by side, moved to the right by the last five bits of `shift`.

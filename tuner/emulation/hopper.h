@@ -202,6 +202,8 @@ void wgmma_wait(int line = __builtin_LINE()) {
 }
 template <int n>
 void hold(float (&)[n]) {}
+template <int n>
+void hold(unsigned (&)[n]) {}
 inline void forget(unsigned long long&) {}
 inline void forget(int&) {}
 

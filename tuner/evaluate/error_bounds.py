@@ -31,9 +31,10 @@ units of the score's size, as many as the class promises (3 + √d / 2, see allo
 above). The worst met, 3xTF32 with a sink of 12, is six.
 
 The log-sum-exp of f16 and bf16 sums weights before they are rounded. Only their exponential may be rough, to
-1e-4, less than the rounding then loses. So it is held to 2e-4 (e4m3: 5e-3) plus the growth above, that of
-the others to factor · bound; in proportion to its size where that exceeds 1. It is the mean of what moves
-each score, by weight: see `moved_scores`.
+1e-4, less than the rounding then loses. So it is held to 2e-4 (e4m3: 5e-3; where weights are of eight bits,
+and may be summed as they are then, 9e-2) plus the growth above, that of the others to factor · bound; in
+proportion to its size where that exceeds 1. It is the mean of what moves each score, by weight: see
+`moved_scores`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ import math
 
 import numpy as np
 
-from ...gen.problem import Problem
+from ...gen.problem import EIGHT, Problem
 
 #: Scores up to this leave the bound as it is; those of TF32 up to a quarter of it.
 PLAIN_SCORE = 16.0
@@ -53,8 +54,9 @@ TF32_ROUNDOFF = 2.0**-11
 ELEMENT_FACTORS = {"f32": 6.0, "tf32": 3.0, "f16": 1.0, "bf16": 1.0, "e4m3": 1.0}
 #: Of a sum of products of e4m3, tensor cores keep thirteen bits behind the largest term's first.
 E4M3_ROUNDOFF = 2.0**-14
-#: Largest error of a 16-bit kernel's log-sum-exp, and of one of eight bits.
-HALF_LSE_TOLERANCE, E4M3_LSE_TOLERANCE = 2e-4, 5e-3
+#: Largest error of a 16-bit kernel's log-sum-exp, of one of eight bits, and of one whose sums may be of
+#: weights of eight bits: by straight lines these are off by a twelfth.
+HALF_LSE_TOLERANCE, E4M3_LSE_TOLERANCE, EIGHT_LSE_TOLERANCE = 2e-4, 5e-3, 9e-2
 #: What `tanh.approx` of float32 may be off by, of its size.
 HALF_TANH_ERROR = 2.0**-10.9
 
@@ -71,6 +73,8 @@ def lse_bound(problem: Problem, max_score: float, change_error: float = 0.0) -> 
     """Returns the largest error of the log-sum-exp that rounding explains, over max(1, its size)."""
     if problem.dtype != "f32":
         tolerance = E4M3_LSE_TOLERANCE if problem.dtype == "e4m3" else HALF_LSE_TOLERANCE
+        if problem.precision == EIGHT:
+            tolerance = EIGHT_LSE_TOLERANCE
         return tolerance + _growth(problem, max_score) + change_error
     return element_factor(problem) * error_bound(problem, max_score, change_error)
 

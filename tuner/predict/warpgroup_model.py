@@ -54,6 +54,9 @@ class GroupCoefficients:
     #: Issue slots of a warp per score and thread: a multiply-add, an addition, an exponential, and half a
     #: maximum and half a conversion of two slots each.
     score_slots: float = 5.0
+    #: The same where straight lines stand for exponentials: by count two multiply-adds, half a maximum and
+    #: three quarters of a permutation of two slots each; by 190 kernels timed on an H200 two more.
+    straight_slots: float = 6.5
     #: Issue slots of a warp around a tile: barriers, descriptors, the loop. Fitted.
     tile_slots: float = 77.0
     #: Issue slots of a warp for a polynomial, and for a score's mask. Fitted.
@@ -182,7 +185,8 @@ def predict_groups(
 def _shared_cycles(work: GroupWork, groups: int, coefficients: GroupCoefficients) -> dict[str, float]:
     """Cycles for which ``groups`` warpgroups, a tile each, occupy what they share."""
     slots = (
-        work.scores * coefficients.score_slots
+        (work.scores - work.straight) * coefficients.score_slots
+        + work.straight * coefficients.straight_slots
         + work.polynomials * coefficients.polynomial_slots
         + work.masked * coefficients.mask_slots
         + coefficients.tile_slots
@@ -200,7 +204,7 @@ def _shared_cycles(work: GroupWork, groups: int, coefficients: GroupCoefficients
 
 
 def _exp_cycles(work: GroupWork) -> float:
-    return (work.scores - work.polynomials + work.asked_functions) * GROUP / EXP_LANES
+    return (work.scores - work.polynomials - work.straight + work.asked_functions) * GROUP / EXP_LANES
 
 
 def _chain_cycles(work: GroupWork, coefficients: GroupCoefficients) -> float:

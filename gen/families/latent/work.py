@@ -39,6 +39,7 @@ def latent_work(variant: Latent, problem: Problem, limits: DeviceLimits) -> Grou
         output_cycles=PAIR * flops * dv / 2 / WGMMA_FLOPS_PER_CLOCK,
         scores=scores,
         polynomials=0.0,
+        straight=0.0,
         masked=scores / max(1.0, tiles),
         wavefronts=factor_bytes / 128,
         stages=2,

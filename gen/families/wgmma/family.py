@@ -75,12 +75,15 @@ from ..arithmetic import (
     LAG,
     LEAST_EXPONENT,
     PARTS_LAG,
+    STRAIGHT_BIAS,
+    STRAIGHT_LAG,
+    STRAIGHT_STEPS,
     TOP_EXPONENT,
     WEIGHT_EXPONENT,
 )
 from .advice import AdvisedParameters
 from .caps import cap_in_exponents
-from .parameters import SEGMENT_KEYS, is_split
+from .parameters import PRODUCT_COLUMNS, SEGMENT_KEYS, is_split
 from .ramps import change_of_tiles
 from .registers import (
     CONVERTED_TOGETHER,
@@ -213,13 +216,18 @@ class Wgmma(AdvisedParameters):
             "arrays": arrays,
             "ends_of_batches": scores.ends_of_batches(),
             "bounds_are_read": bool(loads_of(*(each.key for each in (*scores.begins, *scores.ends)))),
-            "lag": PARTS_LAG if is_split(problem) else EIGHT_BITS_LAG if self.has_small_weights() else LAG,
+            "lag": self._lag(problem),
             "top_exponent": TOP_EXPONENT,
             "least_exponent": LEAST_EXPONENT,
             "weight_exponent": EIGHT_BITS_EXPONENT if self.has_small_weights() else WEIGHT_EXPONENT,
             "d_chunks": qk_chunks(problem),
             "dv_chunks": chunks(problem.head_dim_v),
             "value_tiles": problem.head_dim_v // 8,
+            "value_columns": self.value_columns(problem),
+            "product_columns": PRODUCT_COLUMNS,
+            "outputs": "kOutputs" if self.sums_by_products else "kDv / 2",
+            "straight_steps": STRAIGHT_STEPS,
+            "straight_bias": STRAIGHT_BIAS,
             "partial_stride": self.partial_stride(problem),
             "partial_width": 4,
             "partial_floats": self.partial_floats(problem),
@@ -236,3 +244,11 @@ class Wgmma(AdvisedParameters):
             "value_threads": VALUE_TILE_THREADS,
             "summed_tiles": max(1, SEGMENT_KEYS // self.bc),
         }
+
+    def _lag(self, problem: Problem) -> float:
+        """By which power of two a maximum may be out of date."""
+        if is_split(problem):
+            return PARTS_LAG
+        if self.sums_by_products:
+            return STRAIGHT_LAG
+        return EIGHT_BITS_LAG if self.has_small_weights() else LAG

@@ -24,6 +24,11 @@ F16, E4M3 = "f16", "e4m3"
 ROWS, HEADS, TILES = "rows", "heads", "tiles"
 IN_PLACE, IN_FRONT = "in_place", "in_front"
 SEGMENTS = "segments"
+ROUNDED, STRAIGHT = "rounded", "straight"
+#: The most columns of one product.
+PRODUCT_COLUMNS = 256
+#: Columns of products of values and weights that sum the weights: the fewest that there may be.
+COLUMNS_OF_SUMS = 8
 #: Keys of a segment: of values of one sign tensor cores cut off up to a twenty-fifth of their sum.
 SEGMENT_KEYS = 2048
 #: How hyperbolic tangents of scores are taken.
@@ -71,6 +76,12 @@ class Parameters(Variant):
         IN_PLACE,
         IN_FRONT,
         doc="who turns values of eight bits into what products read: the blocks, or a launch in front",
+        implied=True,
+    )
+    powers: str = param(
+        ROUNDED,
+        STRAIGHT,
+        doc="powers of two as weights of eight bits: rounded, or straight lines from one to the next",
         implied=True,
     )
     promotion: str = param(
@@ -165,6 +176,15 @@ class Parameters(Variant):
     def turns_values_in_front(self) -> bool:
         """Whether a launch in front leaves values as products read them, which blocks copy as they lie."""
         return self.values == IN_FRONT
+
+    @property
+    def sums_by_products(self) -> bool:
+        """Whether weights are summed by products with ones, as they are after they were rounded."""
+        return self.powers == STRAIGHT
+
+    def value_columns(self, problem: Problem) -> int:
+        """Returns the columns of products of weights: outputs, and sums of weights behind them."""
+        return problem.head_dim_v + (COLUMNS_OF_SUMS if self.sums_by_products else 0)
 
     def keeps_sums(self) -> bool:
         """Whether sums of several tiles' outputs wait in memory for the others."""

@@ -117,7 +117,7 @@ def needed_registers(variant: Parameters, problem: Problem) -> int:
     descriptors = 24 if variant.k_stages == 1 and steps > 8 else 0
     # In shared memory, a register for each of the four places within a chunk's rows.
     weights = 4 if variant.p_in_shared else variant.bc // 4
-    outputs = problem.head_dim_v // 2
+    outputs = variant.value_columns(problem) // 2
     if is_split(problem):
         # Weights have two parts, and a tile's outputs are summed apart.
         weights, outputs = 2 * weights, 2 * outputs

@@ -112,6 +112,24 @@ class RuledParameters(Parameters):
             return f"far_keys={self.far_keys}: {OWN_REACH}"
         return None
 
+    @rule("combination", after="powers")
+    def _powers_are_straight(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if not self.sums_by_products:
+            return None
+        what = f"powers={self.powers}"
+        if not self.has_small_weights():
+            return f"{what}: weights={self.weights} have more bits than straight lines are right to"
+        if not self.turns_values_in_front:
+            return f"{what}: the ones that sum weights stand beside values that come values=in_front"
+        return None
+
+    @rule("combination", after="tangent")
+    def _straight_powers_are_of_scores(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.sums_by_products and (self.poly_exp or self.tangent in WITHIN_EXPONENTS):
+            what = f"poly_exp={self.poly_exp}" if self.poly_exp else f"tangent={self.tangent}"
+            return f"{what}: powers={self.powers} have no exponentials"
+        return None
+
     @rule("combination", after="promotion")
     def _sums_are_kept(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if not self.keeps_sums():

@@ -53,7 +53,7 @@ def value_bytes(variant: Parameters, problem: Problem) -> int:
     column its keys of eight."""
     if variant.has_small_weights():
         keys = variant.bc if variant.turns_values_in_front else CHUNK_BYTES * -(-variant.bc // CHUNK_BYTES)
-        return keys * problem.head_dim_v
+        return keys * variant.value_columns(problem)
     return CHUNK_BYTES * variant.bc * chunks(problem.head_dim_v)
 
 

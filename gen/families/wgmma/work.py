@@ -72,6 +72,8 @@ class GroupWork(Work):
     """Scores of one tile that a thread holds."""
     polynomials: float
     """Scores of a thread and tile whose exponential is a polynomial."""
+    straight: float
+    """Scores of a thread and tile whose weights are by straight lines, with no exponentials and no sums."""
     masked: float
     """Scores of a thread and tile that a mask is laid over, on average."""
     wavefronts: float
@@ -162,6 +164,7 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
     """
     bc, groups = variant.bc, variant.consumers
     d, dv = -(-problem.head_dim // 16) * 16, problem.head_dim_v
+    columns = variant.value_columns(problem)
     flops = 2 * GROUP_ROWS * bc
     scores = GROUP_ROWS * bc / GROUP
     key_tiles = variant.key_tiles(problem)
@@ -206,9 +209,10 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
     return GroupWork(
         groups=groups,
         score_cycles=flops * (products * d * score_size + ramp) / WGMMA_FLOPS_PER_CLOCK,
-        output_cycles=products * flops * dv * value_size / 2 / WGMMA_FLOPS_PER_CLOCK,
+        output_cycles=products * flops * columns * value_size / 2 / WGMMA_FLOPS_PER_CLOCK,
         scores=scores,
         polynomials=scores / variant.poly_exp if variant.poly_exp else 0.0,
+        straight=scores if variant.sums_by_products else 0.0,
         masked=scores * masked_share,
         wavefronts=(factor_bytes + weight_bytes) / 128,
         stages=min(variant.k_stages, variant.v_stages, max(1, key_tiles)),

@@ -985,7 +985,7 @@ extern "C" __global__ void __launch_bounds__(kValueThreads)
   const Element* const source =
       args.v + batch * args.v_stride_batch + head * args.v_stride_head + first_key * args.v_stride_row;
   VChunk* const target = values_of(args, batch, head, tile);
-  constexpr int kLanes = kDv % 32 ? 4 : 8;  // that share a row, so that whole sectors are read
+  constexpr int kLanes = kDv % 32 ? 4 : kDv % 64 ? 8 : 16;  // that share a row, so that 64 bytes of it are read at once
   constexpr int kSixteens = kBc / 16, kWide = kLanes * 4;
   for (int i = threadIdx.x; i < kSixteens * kDv / 4; i += kValueThreads) {
     const int column = i / (kLanes * kSixteens) * kWide + i % kLanes * 4, sixteen = i / kLanes % kSixteens;

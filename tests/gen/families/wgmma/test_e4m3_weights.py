@@ -47,6 +47,7 @@ PROBLEMS = (
 HELD = {
     "weights": "e4m3",
     "values": "in_place",
+    "powers": "rounded",
     "promotion": "tiles",
     "copiers": 1,
     **dict.fromkeys(("pack_heads", "p_in_shared"), False),
@@ -190,7 +191,7 @@ def test_rules(variant, problem, message):
 def test_weights_of_eight_bits_are_asked_for_not_chosen():
     assert Wgmma().weights == "f16" and render(Wgmma(), ASKED, H200).source != ""
     eight = Problem(dtype="e4m3", precision=EIGHT)
-    assert (eight.stem, eight.tolerance) == ("e4m3_eight_d64", 7e-2)
+    assert (eight.stem, eight.tolerance) == ("e4m3_eight_d64", 9e-2)
 
 
 def test_shared_memory_holds_values_as_they_come_and_transposed():

@@ -19,7 +19,10 @@ from flashgen.gen.scoring.asked import Scoring
 from flashgen.gen.scoring.scores import scores_of
 from flashgen.gen.variant import Illegal
 from flashgen.tuner.cards.emulated import SimDevice, SimRunner
+from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.evaluate import reference
+from flashgen.tuner.evaluate.adversarial import prove_promise
+from flashgen.tuner.evaluate.validate import validate
 from flashgen.tuner.predict.cost_model import predict
 
 from tests.support.covering import Setting
@@ -30,6 +33,7 @@ H200 = preset("h200")
 HALF = Wgmma(br=64, bc=48, values="in_front")
 SMALL_WEIGHTS = replace(HALF, bc=32, weights="e4m3")
 KEPT = replace(SMALL_WEIGHTS, promotion="segments")
+STRAIGHT = replace(KEPT, powers="straight")
 PLAIN = Problem(dtype="e4m3", head_dim=64, head_dim_v=64)
 ASKED = replace(PLAIN, precision=EIGHT)
 
@@ -74,6 +78,28 @@ WAYS: dict[str, tuple[Wgmma, Problem]] = {
         replace(KEPT, schedule="chained", rescale="always", order_of_groups="free"),
         replace(ASKED, head_dim=32, head_dim_v=144),
     ),
+    "straight": (replace(STRAIGHT, br=128), replace(ASKED, causal=True)),
+    "straight, apart": (
+        replace(STRAIGHT, promotion="tiles", persistent=False, schedule="chained"),
+        replace(ASKED, head_dim=48, head_dim_v=80, num_q_heads=6, num_kv_heads=2),
+    ),
+    "straight, apart and overlapped": (
+        replace(STRAIGHT, promotion="tiles", bc=64, rescale="always"),
+        replace(ASKED, head_dim=16, head_dim_v=16),
+    ),
+    "straight, chained": (
+        replace(STRAIGHT, br=128, bc=96, schedule="chained", order_of_groups="products"),
+        replace(ASKED, head_dim=32, head_dim_v=144, causal=True),
+    ),
+    "straight, sums alone": (
+        replace(STRAIGHT, br=128, bc=64),
+        replace(ASKED, head_dim=32, head_dim_v=256, causal=True),
+    ),
+    "straight, scored": (
+        STRAIGHT,
+        replace(ASKED, causal=True, scoring=Scoring(window=(40, 0), softcap=20.0, sinks=True, alibi=True)),
+    ),
+    "straight, lists": (STRAIGHT, replace(ASKED, scoring=Scoring(mask="(q + k) % 3 > 0", bias="f16"))),
     "kept, lists": (KEPT, replace(ASKED, scoring=Scoring(mask="(q + k) % 3 > 0", bias="f16"))),
 }
 
@@ -97,7 +123,7 @@ def test_outputs_are_those_of_float64(way):
 
 @needs_compiler
 @pytest.mark.usefixtures("short_segments")
-@pytest.mark.parametrize("way", sampled(["half", "eight", "kept"], 1, thorough=3))
+@pytest.mark.parametrize("way", sampled(["half", "eight", "kept", "straight"], 1, thorough=4))
 def test_outputs_are_right_at_all_lengths(way):
     variant, problem = WAYS[way]
     assert 0 < check(Setting(variant, problem, H200), seed=3, depth="full") <= problem.tolerance
@@ -105,7 +131,9 @@ def test_outputs_are_right_at_all_lengths(way):
 
 @needs_compiler
 @pytest.mark.usefixtures("short_segments")
-@pytest.mark.parametrize("way", sampled(["half, odd chunks", "eight, odd chunks", "kept"], 1, thorough=3))
+@pytest.mark.parametrize(
+    "way", sampled(["half, odd chunks", "eight, odd chunks", "kept", "straight"], 1, thorough=4)
+)
 def test_nothing_is_read_or_written_out_of_bounds(way):
     variant, problem = WAYS[way]
     check(Setting(variant, problem, H200), seed=1, sanitize=True)
@@ -177,6 +205,71 @@ def test_mistakes_are_caught(mistake):
     assert is_caught(kernel, right, wrong, limits, ((150, 333, 0.3), (150, 13, -0.2)))
 
 
+STRAIGHT_MISTAKES: dict[str, tuple[str, str]] = {
+    "ones that are twos": ("0x38383838u", "0x40404040u"),
+    "ones in another column": ("i % 16 < 2 ?", "i % 16 / 2 == 1 ?"),
+    "a maximum that lags too far": ("<= 0.75f)", "<= 2.0f)"),
+    "numbers beyond the largest": ("(kWeightExponent + 7.0f) - 0.457f", "(kWeightExponent + 8.0f)"),
+    "numbers of another row": ("base[i % 2]", "base[0]"),
+    "weights too small that do not saturate": ("fma_saturated(s[2", "fmaf(s[2"),
+    "half as steep": ("scale * (kSteps / 128.0f)", "scale * (kSteps / 256.0f)"),
+    "pairs of other keys": ("two[0], two[2], 0x5410", "two[0], two[1], 0x5410"),
+    "sums of one row": ("o[kDv / 2 + 2 * h]", "o[kDv / 2]"),
+    "sums left to multiply": ("    sum -= sum;", ""),
+    "no sums of the last tile": (
+        "    v_pipe.advance();\n    take_sums(o, softmax);\n",
+        "    v_pipe.advance();\n",
+    ),
+    "scores that are no number": (
+        "tile_max = larger_or_none(tile_max, larger_or_none(",
+        "tile_max = fmaxf(tile_max, fmaxf(",
+    ),
+}
+
+
+@needs_compiler
+@pytest.mark.usefixtures("short_segments")
+@pytest.mark.parametrize("mistake", sampled(STRAIGHT_MISTAKES, 4, thorough=len(STRAIGHT_MISTAKES)))
+def test_mistakes_of_straight_powers_are_caught(mistake):
+    right, wrong = STRAIGHT_MISTAKES[mistake]
+    kernel = render(replace(STRAIGHT, br=128, schedule="chained"), replace(ASKED, causal=True), H200)
+    assert kernel.source.count(right) >= 1
+    device = SimDevice("h200", H200)
+    build = device.toolchain().build(replace(kernel, source=kernel.source.replace(right, wrong)))
+    with pytest.raises(FlashgenError, match="wrong"):
+        for seed in range(4):
+            validate(device.open(), build, seed=seed)
+        prove_promise(device.open(), build, "few")
+
+
+@needs_compiler
+@pytest.mark.parametrize("rescale", ["lazy", "always"])
+def test_straight_powers_keep_their_promise(rescale):
+    """On scores and values that are no numbers, too, and on rows with keys that weigh next to nothing."""
+    device = SimDevice("h200", H200)
+    build = device.toolchain().build(render(replace(STRAIGHT, rescale=rescale), ASKED, H200))
+    assert prove_promise(device.open(), build, "few") > 50
+
+
+@needs_compiler
+def test_straight_powers_are_right_on_average():
+    """Of scores that lie evenly between powers of two the sums are too large and too small as often."""
+    numbers = ml_dtypes.float8_e4m3fn
+    q, k = np.zeros((1, 1, 64, 64), np.float32), np.zeros((1, 1, 4096, 64), np.float32)
+    q[..., 0], q[..., 1] = 1.0, 2.0**-6
+    scores = np.linspace(-4.0, 0.0, 4096, dtype=np.float32)
+    k[0, 0, :, 0] = scores.astype(numbers).astype(np.float32)
+    k[0, 0, :, 1] = (scores - k[0, 0, :, 0]) * 2**6
+    v = np.ones((1, 1, 4096, 64), numbers)
+    device = SimDevice("h200", H200)
+    build = device.toolchain().build(render(replace(STRAIGHT, bc=128), ASKED, H200))
+    q, k = q.astype(numbers), k.astype(numbers)
+    o, lse = device.open().attend(build, q, k, v, scale=1.0, want_lse=True)
+    expected = np.log(np.exp(k[0, 0, :, :2].astype(np.float64) @ [1.0, 2.0**-6]).sum())
+    assert np.abs(lse - expected).max() < 2e-3
+    assert np.abs(o.astype(np.float64) - 1).max() < 4e-2  # what tensor cores cut off of 2048 keys
+
+
 # -- what is launched, and what is counted --------------------------------------------------------------
 
 
@@ -191,6 +284,9 @@ def test_a_launch_in_front_leaves_values_in_the_workspace():
     assert half.workspace_bytes(sizes) == 3 * 2 * 3 * 48 * 2 * 64 * 2  # chunks of 64 columns
     eight = replace(problem, precision=EIGHT)
     assert render(SMALL_WEIGHTS, eight, H200).workspace_bytes(sizes) == 3 * 2 * 4 * 32 * 80
+    assert render(replace(SMALL_WEIGHTS, powers="straight"), eight, H200).workspace_bytes(sizes) == (
+        3 * 2 * 4 * 32 * (80 + 8)
+    )
     kept = render(KEPT, eight, H200).workspace_bytes(sizes)
     assert kept == 3 * 2 * 4 * 32 * 80 + 132 * 128 * 16 * (80 // 16 + 1)
 
@@ -213,6 +309,17 @@ def test_work_is_that_of_copies_and_of_the_launch_in_front():
     apart, kept = (each.work(ASKED, H200) for each in (SMALL_WEIGHTS, KEPT))
     assert apart.splitter_slots == kept.splitter_slots == 0
     assert apart.split_slots == 32 and kept.split_slots == 3.25 * 32 * 32 / SEGMENT_KEYS
+
+
+def test_straight_powers_take_no_exponentials_and_eight_columns_more():
+    rounded, straight = (each.work(ASKED, H200) for each in (KEPT, STRAIGHT))
+    assert (rounded.straight, straight.straight) == (0.0, straight.scores)
+    assert straight.output_cycles * 8 == rounded.output_cycles * 9
+    problem = replace(ASKED, seqlen_q=8192, seqlen_k=8192)
+    slow, fast = (
+        predict(replace(each, br=192, bc=128), problem, H200).median_us for each in (KEPT, STRAIGHT)
+    )
+    assert fast < 0.8 * slow
 
 
 def test_predictions_prefer_it_for_long_rows():
@@ -245,6 +352,9 @@ def test_sources_are_tidy(way):
         (replace(PLAIN, append=Append()), HALF, "values=in_front: made for queries and keys that lie"),
         (PLAIN, replace(HALF, promotion="segments"), "promotion=segments: sums of weights=f16 lose nothing"),
         (ASKED, replace(KEPT, persistent=False), "promotion=segments: room for sums is that of blocks that"),
+        (ASKED, replace(HALF, powers="straight"), "powers=straight: weights=f16 have more bits than"),
+        (ASKED, replace(STRAIGHT, values="in_place"), "powers=straight: the ones that sum weights stand"),
+        (ASKED, replace(STRAIGHT, poly_exp=4), "poly_exp=4: powers=straight have no exponentials"),
     ],
 )
 def test_rules(problem, variant, message):

@@ -83,7 +83,16 @@ def test_the_cover_leaves_nothing_out():
     singles = set().union(*map(traits, settings()))
     # Tangents and stages of biases are of changed scores; float32, eight bits and pages have covers and tests
     # of their own.
-    others = ("tangent", "bias_stages", "bias_heads", "seen_bits", "far_keys", "values", "promotion")
+    others = (
+        "tangent",
+        "bias_stages",
+        "bias_heads",
+        "seen_bits",
+        "far_keys",
+        "values",
+        "powers",
+        "promotion",
+    )
     others += ("copiers",)
     chosen = [p for p in Wgmma.parameters() if p.name not in others]
     choices = {(p.name, choice) for p in chosen for choice in p.choices}
