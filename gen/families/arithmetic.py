@@ -15,3 +15,5 @@ EIGHT_BITS_EXPONENT, EIGHT_BITS_LAG = 8, 0.0
 #: between two powers, by how many of them the lines lie above 2^x on average over x, and how far a maximum
 #: may lag behind, as sums are of the same weights: 2^8.75 is the largest number but for rounding.
 STRAIGHT_STEPS, STRAIGHT_BIAS, STRAIGHT_LAG = 8, 0.457, 0.75
+#: By which power of two, at most, weights are measured against more than the maximum of a row's first tiles.
+STRAIGHT_ROOM = 3.5

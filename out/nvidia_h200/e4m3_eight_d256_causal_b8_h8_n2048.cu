@@ -518,14 +518,31 @@ struct SoftmaxState {
   float sum[2];  // this thread's share of the sums of weights
 };
 
-// Raises the running maximum of each row to the tile's. What was summed so far must be multiplied by `rescale`,
+// By how many powers of two a row's weights are measured against more than its maximum, which then seldom grows: by as
+// many as the sum of a tile's weights is above the largest, up to a limit. What is too small for a weight is as small
+// beside that sum as it was beside the maximum.
+template <int n>
+__device__ __forceinline__ float room_above(const float (&s)[n], int h, float row_max, float scale) {
+  const float base = kRowsMayBeEmpty && row_max == -kInfinity ? 0.0f : row_max;
+  float sum = 0.0f;
+#pragma unroll
+  for (int t = 0; t < n / 4; ++t) {
+    sum += exp2f(fmaf(s[4 * t + 2 * h], scale, -base)) + exp2f(fmaf(s[4 * t + 2 * h + 1], scale, -base));
+  }
+  sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+  sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+  return fminf(fmaxf(log2f(sum), 0.0f), 3.5f);  // none where no key was seen
+}
+
+// Raises the running maximum of each row to the tile's, and beyond where the tile `makes_room`. What was summed so far must be multiplied by `rescale`,
 // where true is returned.
 template <int n>
 __device__ __forceinline__ bool raise_maximum(
-    const float (&s)[n], SoftmaxState& softmax, float (&rescale)[2], float scale) {
+    const float (&s)[n], SoftmaxState& softmax, float (&rescale)[2], float scale, bool makes_room) {
   // A maximum that is out of date by a factor of 2^0.75 harms neither range nor precision. As integers, positive
   // floats compare as they are; zero bounds the others.
-  bool grown = false;
+  bool grown = makes_room;
+  float bounds[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     int bound = 0;
@@ -533,19 +550,33 @@ __device__ __forceinline__ bool raise_maximum(
     for (int t = 0; t < n / 4; ++t) {
       bound = __vimax3_s32(bound, __float_as_int(s[4 * t + 2 * h]), __float_as_int(s[4 * t + 2 * h + 1]));
     }
-    grown |= !(fmaf(__int_as_float(bound), scale, -softmax.max[h]) <= 0.75f);  // or no number
+    bounds[h] = __int_as_float(bound);
+    grown |= !(fmaf(bounds[h], scale, -softmax.max[h]) <= 0.75f);  // or no number
   }
   if (!__any_sync(0xffffffffu, grown)) return false;
+  // Where each row has a score above zero, the largest of them is that of its scores.
+  bool known = true;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    float tile_max = larger_or_none(s[2 * h], s[2 * h + 1]);
+    bounds[h] = larger_or_none(bounds[h], __shfl_xor_sync(0xffffffffu, bounds[h], 1));
+    bounds[h] = larger_or_none(bounds[h], __shfl_xor_sync(0xffffffffu, bounds[h], 2));
+    known &= bounds[h] != 0.0f;
+  }
+  known = __all_sync(0xffffffffu, known);
 #pragma unroll
-    for (int t = 1; t < n / 4; ++t) {
-      tile_max = larger_or_none(tile_max, larger_or_none(s[4 * t + 2 * h], s[4 * t + 2 * h + 1]));
+  for (int h = 0; h < 2; ++h) {
+    float tile_max = bounds[h];
+    if (!known) {
+      tile_max = larger_or_none(s[2 * h], s[2 * h + 1]);
+#pragma unroll
+      for (int t = 1; t < n / 4; ++t) {
+        tile_max = larger_or_none(tile_max, larger_or_none(s[4 * t + 2 * h], s[4 * t + 2 * h + 1]));
+      }
+      tile_max = larger_or_none(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
+      tile_max = larger_or_none(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
     }
-    tile_max = larger_or_none(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
-    tile_max = larger_or_none(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
-    const float row_max = larger_or_none(softmax.max[h], tile_max * scale);
+    float row_max = larger_or_none(softmax.max[h], tile_max * scale);
+    if (makes_room) row_max += room_above(s, h, row_max, scale);
     // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
     const float base = kRowsMayBeEmpty && row_max == -kInfinity ? 0.0f : row_max;
     rescale[h] = exp2f(softmax.max[h] - base);
@@ -953,7 +984,7 @@ __device__ __forceinline__ void consume_tile(
     if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
     k_pipe.advance();
     if (n >= first_partial) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
-    raise_maximum(s, softmax, rescale, scale);
+    raise_maximum(s, softmax, rescale, scale, true);
     weigh(s, pairs, softmax, scale);
     pack_weights(pairs, p);
     if (n > first_tile) barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
@@ -970,7 +1001,7 @@ __device__ __forceinline__ void consume_tile(
       if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
       k_pipe.advance();
       if (n >= first_partial) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
-      const bool grown = raise_maximum(s, softmax, rescale, scale);
+      const bool grown = raise_maximum(s, softmax, rescale, scale, n == first_partial - 1);
       weigh(s, pairs, softmax, scale);
       hold(pairs);
       if (n > first_tile) barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
@@ -1257,4 +1288,4 @@ extern "C" int attention_e4m3_eight_d256(const AttentionArgs* args, cudaStream_t
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "e4m3", "batch": 8, "num_q_heads": 8, "num_kv_heads": 8, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 256, "head_dim_v": 256, "causal": true, "precision": "eight"}, "family": "wgmma", "variant": {"pack_heads": false, "br": 128, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 128, "persistent": true, "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "e4m3", "values": "in_front", "powers": "straight", "promotion": "segments", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 3, "v_stages": 2, "summed_columns": 0, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_e4m3_eight_d256", "launches": [{"threads": 128, "smem_bytes": 16, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "walked_tiles", "of_keys": true}, {"threads": 384, "smem_bytes": 232448, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "2184d3e9e0b29ef3", "figures": [1866, 1088]}
+// flashgen: {"problem": {"dtype": "e4m3", "batch": 8, "num_q_heads": 8, "num_kv_heads": 8, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 256, "head_dim_v": 256, "causal": true, "precision": "eight"}, "family": "wgmma", "variant": {"pack_heads": false, "br": 128, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 128, "persistent": true, "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "e4m3", "values": "in_front", "powers": "straight", "promotion": "segments", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 3, "v_stages": 2, "summed_columns": 0, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_e4m3_eight_d256", "launches": [{"threads": 128, "smem_bytes": 16, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "walked_tiles", "of_keys": true}, {"threads": 384, "smem_bytes": 232448, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "4181d8c4616dbf16", "figures": [1866, 1088]}

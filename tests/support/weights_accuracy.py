@@ -35,6 +35,10 @@ KERNELS = {
         Problem(dtype="e4m3", precision=EIGHT, head_dim=HEAD_DIM),
         Wgmma(br=64, bc=128, weights="e4m3", values="in_front", promotion="segments"),
     ),
+    "straight": (
+        Problem(dtype="e4m3", precision=EIGHT, head_dim=HEAD_DIM),
+        Wgmma(br=64, bc=128, weights="e4m3", values="in_front", powers="straight", promotion="segments"),
+    ),
 }
 
 
@@ -129,7 +133,7 @@ def print_gains(device: SimDevice, builds: Mapping[str, tuple[Build, str]]) -> N
             rng = np.random.default_rng(n)
             arrays = keys_of(rng, ROWS), keys_of(rng, n), values_of(rng, n)
             true = attention(*arrays, HEAD_DIM**-0.5)
-            for kernel in ("e4m3", "eight"):
+            for kernel in ("e4m3", "eight", "straight"):
                 build, dtype = builds[kernel]
                 told = []
                 for how in WAYS.values():

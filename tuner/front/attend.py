@@ -45,6 +45,7 @@ class Call(NamedTuple):
     out: Any = None
     stream: Any = None
     scales: tuple[float, float, float] | None = None
+    precision: str = "auto"
     lists: TileLists | None = None
     bias_name: str = "bias"
     """What the caller calls the bias."""
@@ -78,6 +79,7 @@ def call_of(
     out: Any = None,
     stream: Any = None,
     scales: tuple[float, float, float] | None = None,
+    precision: str = "auto",
     lists: TileLists | None = None,
     **asked: Any,
 ) -> Call:
@@ -89,7 +91,8 @@ def call_of(
     named, read = numbers_of({name: value for name, value in named.items() if value is not None}, asked)
     settings = (flag("causal", causal), scale_of(scale), layout, flag("return_lse", return_lse))
     check_kept(lists)
-    return Call(q, k, v, named, mask, score, read, *settings, out, stream, scales, lists, bias_name)
+    given = (out, stream, scales, precision, lists, bias_name)
+    return Call(q, k, v, named, mask, score, read, *settings, *given)
 
 
 def attend(bound: Bound, call: Call) -> Any:
@@ -136,7 +139,7 @@ def check_underived(torch: Any, tensors: tuple[Any, Any, Any], way_out: str = ""
 def served_by(bound: Bound, call: Call) -> tuple[Attention, float | None, _Beside]:
     """Returns what serves a call, its scale, and what kernels read beside its arrays."""
     if not call.asks_more:
-        attention = bound.attending(scaled=call.scales is not None)
+        attention = bound.attending(scaled=call.scales is not None, precision=call.precision)
         if call.scales is None:
             return attention, call.scale, _NOTHING_BESIDE
         scale, value_scale = attention._fold(call.q, call.scale, call.scales)
@@ -170,14 +173,15 @@ def _served(bound: Bound, call: Call) -> tuple[_Served, Mapping[str, Any]]:
     """What serves a call, and what it says by keyword; of what functions ask it is found out each time, as
     they may have captured other arrays."""
     told = {**call.named, **call.buffers} if call.buffers else call.named
-    key = key_of(told, call.mask, call.score, scaled=call.scales is not None)
+    kind = {"scaled": call.scales is not None, "precision": call.precision}
+    key = key_of(told, call.mask, call.score, **kind)
     found = bound.served.get(key) if key is not None else None
     if found is None:
         asked = asked_of(call.named, call.mask, call.score, call.buffers, call.bias_name)
-        told, attention = asked.told, bound.attending(asked.scoring, scaled=call.scales is not None)
-        kind = outline(attention)
-        assert isinstance(kind, Scored)
-        found = _Served(attention, kind, _numbers(kind, call, told))
+        told, attention = asked.told, bound.attending(asked.scoring, **kind)
+        scored = outline(attention)
+        assert isinstance(scored, Scored)
+        found = _Served(attention, scored, _numbers(scored, call, told))
         if key is not None:
             remember_served(bound, key, found)
     return found, told
@@ -222,12 +226,17 @@ def remember_served(bound: Bound, key: tuple[Any, ...], found: Any) -> None:
 
 
 def key_of(
-    told: Mapping[str, Any], mask: Formula | None, score: Formula | None, *, scaled: bool
+    told: Mapping[str, Any],
+    mask: Formula | None,
+    score: Formula | None,
+    *,
+    scaled: bool,
+    precision: str = "auto",
 ) -> tuple[Any, ...] | None:
     """Returns what calls have in common that ask the same, arrays apart; None where that cannot be told."""
     if callable(mask) or callable(score):
         return None
-    parts: list[Any] = [mask, score, scaled]
+    parts: list[Any] = [mask, score, scaled, precision]
     for name, value in told.items():
         kind = type(value)
         if kind in _NUMBERS or (kind is tuple and name == "window"):

@@ -61,20 +61,24 @@ class Bound:
     anew: what calls that are under way keep in this one nobody finds."""
     most_again: int = REMEMBERED
     """So many are kept."""
-    _attending: dict[tuple[Scoring, tuple[str, ...]], Attention] = field(default_factory=dict)
+    _attending: dict[tuple[Scoring, tuple[str, ...], str], Attention] = field(default_factory=dict)
     _packed: dict[tuple[Scoring, tuple[str, ...]], MadePackedAttention] = field(default_factory=dict)
     _packed_gradients: dict[Scoring, MadePackedGradients] = field(default_factory=dict)
     _paged: dict[Any, MadePagedAttention] = field(default_factory=dict)
     _gradients: dict[Scoring, Gradients] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
-    def attending(self, scoring: Scoring = PLAIN, *, scaled: bool = False) -> Attention:
-        """Returns what attends with such masks and changes of scores; ``scaled``: of eight bits."""
+    def attending(
+        self, scoring: Scoring = PLAIN, *, scaled: bool = False, precision: str = "auto"
+    ) -> Attention:
+        """Returns what attends with such masks and changes of scores; ``scaled``: of eight bits, of which
+        weights may be, too, with a ``precision``."""
         dtypes = _SCALED_DTYPES if scaled else _PLAIN_DTYPES
+        key = (scoring, dtypes, precision)
         with self._lock:
-            if (scoring, dtypes) not in self._attending:
-                self._attending[scoring, dtypes] = self._made(scoring, dtypes)
-            return self._attending[scoring, dtypes]
+            if key not in self._attending:
+                self._attending[key] = self._made(*key)
+            return self._attending[key]
 
     def packed(self, scoring: Scoring = PLAIN, *, scaled: bool = False) -> MadePackedAttention:
         """Returns what attends to packed sequences likewise."""
@@ -158,12 +162,13 @@ class Bound:
         of_lengths = (*self._packed.values(), *self._packed_gradients.values(), *self._paged.values())
         return [*found, *(each._group._tensors for each in of_lengths)]
 
-    def _made(self, scoring: Scoring, dtypes: tuple[str, ...]) -> Attention:
-        table = MadeTable(workshop_of, scoring, dtypes=dtypes, card=self.card, wait=self.wait)
+    def _made(self, scoring: Scoring, dtypes: tuple[str, ...], precision: str) -> Attention:
+        told: dict[str, Any] = {"dtypes": dtypes, "precision": precision}
+        table = MadeTable(workshop_of, scoring, **told, card=self.card, wait=self.wait)
         kind = EmulatedAttention if isinstance(self.card, SimCard) else Attention
         made = kind.__new__(kind)
         of_tensors = _ScoredTensors if isinstance(table.kernels[0], Scored) else _Tensors
-        made._serve_by(of_tensors(table, self._operator(scoring, dtypes), False))
+        made._serve_by(of_tensors(table, self._operator(scoring, dtypes, precision), False))
         if isinstance(made, EmulatedAttention) and isinstance(self.card, SimCard):
             made.card = self.card
         if dtypes == _PLAIN_DTYPES:
@@ -171,12 +176,13 @@ class Bound:
                 made._tensors.gradients = self.gradients(scoring)._tensors
         return made
 
-    def _operator(self, scoring: Scoring, dtypes: tuple[str, ...]) -> str:
+    def _operator(self, scoring: Scoring, dtypes: tuple[str, ...], precision: str = "auto") -> str:
         """A name among torch's operators, the same in every process."""
         where = "" if self.card is None else f"_{self.card.limits.slug}"
         where += "" if self.wait else "_meanwhile"
         told = "" if scoring == PLAIN else f"_{hashlib.sha256(str(scoring).encode()).hexdigest()[:8]}"
         scaled = "_scaled" if dtypes == _SCALED_DTYPES else ""
+        scaled += "" if precision == "auto" else f"_{precision}"
         return f"attention{scoring.stem if len(scoring.stem) < 40 else ''}{told}{scaled}{where}"
 
 

@@ -14,7 +14,7 @@ from .asked import Formula
 from .attend import Call, attend
 from .bound import Bound, bound_of
 from .fallback import by_torch, check_fallback
-from .legal import check_kept, check_scales, flag, numbers_of, scale_of
+from .legal import check_kept, check_precision, check_scales, flag, numbers_of, scale_of
 from .table import NotMade
 from .whole_columns import WHOLE, filled_up, first_columns
 
@@ -50,6 +50,7 @@ def attention(
     out: Any = None,
     stream: Any = None,
     scales: tuple[float, float, float] | None = None,
+    precision: str = "auto",
     lists: TileLists | None = None,
     wait: bool = True,
     fallback: str | None = None,
@@ -82,6 +83,7 @@ def attention(
     return_lse: also return the natural log-sum-exp, float32 (batch, heads, seqlen_q).
     out, stream: where the result goes, and on which stream; None: a new array, the one in use.
     scales: of float8_e4m3fn, what q, k and v are multiplied by to be what was meant.
+    precision: "eight" lets their weights be of eight bits as well, within 9e-2, which is faster.
     wait: False lets a call run on a kernel that is ready, if there is one, while a better one is built.
     fallback: "torch" has PyTorch compute what no kernel serves, and says so once; None refuses it.
     device: "sim:a100" runs numpy arrays and torch's of the host on that card, emulated.
@@ -97,6 +99,7 @@ def attention(
     wait = wait if type(wait) is bool else flag("wait", wait)
     check_kept(lists)
     check_scales(q, scales)
+    check_precision(precision, scales)
     named: dict[str, Any] = {}
     for name, value in (
         ("window", window),
@@ -116,7 +119,7 @@ def attention(
             named[name] = value
     if named or buffers:
         named, buffers = numbers_of(named, buffers)
-    settings = (causal, scale, layout, return_lse, out, stream, scales, lists)
+    settings = (causal, scale, layout, return_lse, out, stream, scales, precision, lists)
     bias_name = "bias" if attn_mask is None else "attn_mask"
     call = Call(q, k, v, named, mask, score, buffers, *settings, bias_name)
     return _found_out(torch, call, device, wait, fallback)

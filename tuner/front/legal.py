@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ...gen.problem import EIGHT
 from ...gen.scoring.asked import MAX_REACH
 from ...templates.runtime.arrays import _kind
 from ...templates.runtime.packed_values import SequencePlan
@@ -116,6 +117,19 @@ def check_scales(q: Any, scales: Any) -> None:
     dtype = str(getattr(q, "dtype", "")).removeprefix("torch.")
     if dtype in _WITHOUT_SCALES:
         raise TypeError(f"scales= is taken with float8_e4m3fn alone, and q is {dtype}: leave it out")
+
+
+def check_precision(precision: Any, scales: Any) -> None:
+    """Raises ValueError for a precision that no call has, or that is for arrays with scales."""
+    if precision == "auto":
+        return
+    if precision != EIGHT:
+        raise ValueError(f"precision is {precision!r}; pass {EIGHT!r}, or leave it out")
+    if scales is None:
+        raise ValueError(
+            f"precision={EIGHT!r} is for float8_e4m3fn with scales=: leave it out, or pass what "
+            "flashgen.quantize makes of q, k and v"
+        )
 
 
 def check_kept(lists: Any, plan: Any = None) -> None:

@@ -44,6 +44,7 @@ class MadeTable(_Table):
         scoring: Scoring = PLAIN,
         *,
         dtypes: tuple[str, ...] = _PLAIN_DTYPES,
+        precision: str = "auto",
         backward: bool = False,
         deterministic: bool = False,
         card: Card | None = None,
@@ -53,6 +54,7 @@ class MadeTable(_Table):
         ``deterministic``: only kernels serve that make the same bits every time. ``wait``: for the best to be
         built; else what is ready may serve meanwhile."""
         self.workshops, self.scoring, self.card = workshops, scoring, card
+        self.precision = precision
         self.backward, self.deterministic, self.wait = backward, deterministic, wait
         super().__init__(self.outlines(dtypes))
         self.made: dict[Tuned, Chosen] = {}
@@ -61,6 +63,7 @@ class MadeTable(_Table):
     def outlines(self, dtypes: tuple[str, ...]) -> tuple[Tuned, ...]:
         """Returns what kernels of each type have in common."""
         common: dict[str, Any] = {"scoring": self.scoring, "backward": self.backward}
+        common["precision"] = self.precision
         return tuple(outline_of(Problem(dtype=each, **common)) for each in dtypes)
 
     # ---- what is served
@@ -128,6 +131,7 @@ class MadeTable(_Table):
             head_dim=query.head_dim,
             head_dim_v=value.head_dim,
             causal=causal,
+            precision=self.precision,
             scoring=self.scoring,
             backward=self.backward,
         )

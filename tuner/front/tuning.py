@@ -34,6 +34,7 @@ _SCORING += ("alibi", "bias", "sinks", "mask", "score", "buffers", "scalars")
 def tune(
     *,
     dtype: str = "f32",
+    precision: str = "auto",
     d: int = 64,
     dv: int = 0,
     batch: int | None = None,
@@ -57,11 +58,11 @@ def tune(
     """Searches for the fastest kernel of a problem, which `flashgen.attention` takes from then on.
 
     The problem is told as the options of `flashgen tune` tell it: ``dtype`` is "f32", "f16", "bf16" or
-    "e4m3", ``d`` and ``dv`` the head dims of keys and values, and masks and changes of scores are those of a
-    `Scoring`: ``window=(1023, 0)``, ``softcap=30.0``, ``sinks=True``, ``score="..."``. ``device`` is a card's
-    number or "sim:a100". The search makes ``trials`` (200, on an emulated card 24), or takes so many
-    ``minutes``; another call goes on where this ended. Kernels go to ``out``, by default ``$FLASHGEN_HOME``
-    or the user's data folder, trials to ``storage``.
+    "e4m3", ``precision`` how exact of those that it has, ``d`` and ``dv`` the head dims of keys and values,
+    and masks and changes of scores are those of a `Scoring`: ``window=(1023, 0)``, ``softcap=30.0``,
+    ``sinks=True``, ``score="..."``. ``device`` is a card's number or "sim:a100". The search makes ``trials``
+    (200, on an emulated card 24), or takes so many ``minutes``; another call goes on where this ended.
+    Kernels go to ``out``, by default ``$FLASHGEN_HOME`` or the user's data folder, trials to ``storage``.
 
     Returns what was found: its ``kernel`` has the variant and its measurement, ``paths`` the files. Raises
     UsageError for a problem that is none, FlashgenError where nothing serves it or the card is missing.
@@ -74,6 +75,7 @@ def tune(
     problem = checked(
         lambda: Problem(
             dtype=dtype,
+            precision=precision,
             head_dim=d,
             head_dim_v=dv,
             causal=causal,

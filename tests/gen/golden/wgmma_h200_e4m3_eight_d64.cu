@@ -425,6 +425,7 @@ __device__ __forceinline__ bool raise_maximum(
   // Weights leave no room for a maximum that is out of date, but where no score exceeds it there is none to look for.
   // As integers, positive floats compare as they are; zero bounds the others.
   bool grown = false;
+  float bounds[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     int bound = 0;
@@ -432,16 +433,29 @@ __device__ __forceinline__ bool raise_maximum(
     for (int t = 0; t < n / 4; ++t) {
       bound = __vimax3_s32(bound, __float_as_int(s[4 * t + 2 * h]), __float_as_int(s[4 * t + 2 * h + 1]));
     }
-    grown |= fmaf(__int_as_float(bound), scale, -softmax.max[h]) > 0.0f;
+    bounds[h] = __int_as_float(bound);
+    grown |= fmaf(bounds[h], scale, -softmax.max[h]) > 0.0f;
   }
   if (!__any_sync(0xffffffffu, grown)) return false;
+  // Where each row has a score above zero, the largest of them is that of its scores.
+  bool known = true;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    float tile_max = fmaxf(s[2 * h], s[2 * h + 1]);
+    bounds[h] = fmaxf(bounds[h], __shfl_xor_sync(0xffffffffu, bounds[h], 1));
+    bounds[h] = fmaxf(bounds[h], __shfl_xor_sync(0xffffffffu, bounds[h], 2));
+    known &= bounds[h] != 0.0f;
+  }
+  known = __all_sync(0xffffffffu, known);
 #pragma unroll
-    for (int t = 1; t < n / 4; ++t) tile_max = fmaxf(tile_max, fmaxf(s[4 * t + 2 * h], s[4 * t + 2 * h + 1]));
-    tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
-    tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
+  for (int h = 0; h < 2; ++h) {
+    float tile_max = bounds[h];
+    if (!known) {
+      tile_max = fmaxf(s[2 * h], s[2 * h + 1]);
+#pragma unroll
+      for (int t = 1; t < n / 4; ++t) tile_max = fmaxf(tile_max, fmaxf(s[4 * t + 2 * h], s[4 * t + 2 * h + 1]));
+      tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
+      tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
+    }
     const float row_max = fmaxf(softmax.max[h], tile_max * scale);
     // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
     const float base = kRowsMayBeEmpty && row_max == -kInfinity ? 0.0f : row_max;

@@ -97,6 +97,27 @@ def test_attention_of_eight_bits_on_an_emulated_card() -> None:
     assert np.abs(o.astype(np.float64) - attended(*meant)).max() < 2e-2
 
 
+@pytest.mark.parametrize(("rows", "keys", "window"), [(128, 128, None), (5, 300, (20, 20))])
+def test_weights_of_eight_bits_are_of_calls_that_ask_for_them(
+    rows: int, keys: int, window: tuple[int, int] | None
+) -> None:
+    arrays = drawn(rows=rows, keys=keys)
+    eight = flashgen.quantize(*arrays)
+    told = {"scales": eight.scales, "window": window, "device": "sim:h200"}
+    usual, fast = (flashgen.attention(*eight[:3], precision=each, **told) for each in ("auto", "eight"))
+    assert not np.array_equal(usual, fast)
+    distance = np.linalg.norm(fast.astype(np.float64) - usual.astype(np.float64))
+    assert distance < 9e-2 * np.linalg.norm(usual.astype(np.float64))
+
+
+def test_a_precision_that_no_call_has_is_refused() -> None:
+    eight = flashgen.quantize(*drawn())
+    with pytest.raises(ValueError, match="precision is 'tf32'; pass 'eight', or leave it out"):
+        flashgen.attention(*eight[:3], scales=eight.scales, precision="tf32", device="sim:h200")
+    with pytest.raises(ValueError, match="precision='eight' is for float8_e4m3fn with scales="):
+        flashgen.attention(*drawn(), precision="eight", device="sim:h200")
+
+
 def test_what_does_not_go_together_is_told() -> None:
     q, k, v = drawn()
     with pytest.raises(TypeError, match=r"k is a .*Rows; torch, numpy and JAX have numbers of float8_e4m3fn"):

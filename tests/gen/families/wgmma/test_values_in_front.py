@@ -220,10 +220,7 @@ STRAIGHT_MISTAKES: dict[str, tuple[str, str]] = {
         "    v_pipe.advance();\n    take_sums(o, softmax);\n",
         "    v_pipe.advance();\n",
     ),
-    "scores that are no number": (
-        "tile_max = larger_or_none(tile_max, larger_or_none(",
-        "tile_max = fmaxf(tile_max, fmaxf(",
-    ),
+    "scores that are no number": ("larger_or_none(bounds[h],", "fmaxf(bounds[h],"),
 }
 
 
