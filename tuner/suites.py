@@ -1,11 +1,12 @@
 """Named workloads by suite: what `flashgen bench` times, and what is worth tuning for.
 
 `report` are the cases of an optimisation report of float32 kernels, `gpt2` GPT-2 in training, `fp32` float32
-by head dim, `llm` bfloat16 at 16k tokens by head dim, length and mask, `odd` what libraries serve less well
-(Stable Diffusion, vision transformers, ragged lengths), `decode` one query row per sequence against a long
-cache, of grouped heads or in float32, `masks` windows, soft caps and all else that changes scores or hides
-keys. What serves many users at once is in `few`, `paged`, `varlen` and `mla`: see
-`flashgen.tuner.serving_suites`; gradients are in `backward`: see `flashgen.tuner.training_suites`.
+by head dim, `llm` bfloat16 at 16k tokens by head dim, length and mask, `eight` the longer of these in eight
+bits, `odd` what libraries serve less well (Stable Diffusion, vision transformers, ragged lengths), `decode`
+one query row per sequence against a long cache, of grouped heads or in float32, `masks` windows, soft caps
+and all else that changes scores or hides keys. What serves many users at once is in `few`, `paged`, `varlen`
+and `mla`: see `flashgen.tuner.serving_suites`; gradients are in `backward`: see
+`flashgen.tuner.training_suites`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from ..gen.problem import ITEM_BYTES, PRECISIONS, Problem
+from ..gen.problem import EIGHT, ITEM_BYTES, PRECISIONS, Problem
 from ..gen.scoring.asked import BIAS_DTYPES, BOOLEAN, Scoring
 from .serving_suites import SERVING_SUITES
 from .training_suites import TRAINING_SUITES
@@ -24,19 +25,20 @@ from .workload import RELATIVE_BIAS, Suite, Workload, workload
 LLM_TOKENS, LLM_WIDTH = 16384, 2048
 
 
-def _llm() -> tuple[Workload, ...]:
+def _llm(dtype: str, lengths: Sequence[int], precision: str = "auto") -> tuple[Workload, ...]:
     return tuple(
         workload(
-            f"bf16-d{head_dim}-{seqlen}{'c' if causal else ''}",
-            "bf16",
+            f"{dtype}-d{head_dim}-{seqlen}{'c' if causal else ''}",
+            dtype,
             LLM_TOKENS // seqlen,
             LLM_WIDTH // head_dim,
             seqlen,
             head_dim,
             causal,
+            precision=precision,
         )
         for head_dim in (64, 128, 256)
-        for seqlen in (512, 1024, 2048, 4096, 8192, 16384)
+        for seqlen in lengths
         for causal in (False, True)
     )
 
@@ -114,7 +116,16 @@ SUITES: dict[str, Suite] = {
         ),
         Suite("gpt2", "float32, GPT-2", (workload("gpt2", "f32", 8, 12, 1024, 64, True),)),
         Suite("fp32", "float32 by head dim", _fp32()),
-        Suite("llm", "bfloat16, 16384 tokens, 2048 columns of heads", _llm()),
+        Suite(
+            "llm",
+            "bfloat16, 16384 tokens, 2048 columns of heads",
+            _llm("bf16", (512, 1024, 2048, 4096, 8192, 16384)),
+        ),
+        Suite(
+            "eight",
+            "eight bits beside sixteen, 16384 tokens, 2048 columns of heads",
+            _llm("e4m3", (2048, 4096, 8192, 16384), EIGHT),
+        ),
         Suite(
             "odd",
             "other head dims, ragged and short sequences",

@@ -49,6 +49,7 @@ def workload(
     page_size: int = 0,
     latent: bool = False,
     backward: bool = False,
+    precision: str = "auto",
     **asked: Any,
 ) -> Workload:
     """Returns a workload. ``heads``: of queries, and of keys where fewer; ``seqlen``: of queries, and of keys
@@ -58,6 +59,7 @@ def workload(
     of_keys, of_values = (head_dim, head_dim) if isinstance(head_dim, int) else head_dim
     problem = Problem(
         dtype=dtype,
+        precision=precision,
         batch=batch,
         num_q_heads=num_q_heads,
         num_kv_heads=num_kv_heads,

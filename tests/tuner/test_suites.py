@@ -25,6 +25,16 @@ def test_llm_is_every_head_dim_length_and_mask_at_one_number_of_tokens() -> None
     assert {p.num_q_heads * p.head_dim for p in problems.values()} == {2048}
 
 
+def test_eight_bits_are_asked_for_of_the_longer_shapes_of_llm() -> None:
+    problems = SUITES["eight"].problems
+    assert len(problems) == 24 and {p.seqlen_q for p in problems.values()} == {2048, 4096, 8192, 16384}
+    for name, problem in problems.items():
+        assert (problem.dtype, problem.precision) == ("e4m3", "eight")
+        sixteen = SUITES["llm"].problems[name.replace("e4m3", "bf16")]
+        assert replace(problem, dtype="bf16", precision="auto") == sixteen
+        assert workload_named(problem.name).problem == problem
+
+
 def test_decode_is_one_row_against_a_long_cache() -> None:
     for problem in SUITES["decode"].problems.values():
         assert problem.seqlen_q == 1

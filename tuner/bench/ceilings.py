@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...gen.limits import DeviceLimits
-from ...gen.problem import Problem
+from ...gen.problem import EIGHT, Problem
 from ...gen.render import environment
 from ..build.cache import cached
 from ..build.compile import FLAGS, run_compiler
@@ -28,8 +28,9 @@ LAUNCH_MS, LAUNCHES = 2.0, 8
 #: Rows and columns of the library's products.
 GEMM_SIZE, GEMM_SIZE_F32 = 8192, 4096
 COPY_BYTES = 2**30
-#: The sm_90 instructions that a plain sm_90 does not have.
+#: The sm_90 instructions that a plain sm_90 does not have, and (depth, type) of the products by warpgroups.
 WARPGROUP_ARCH = 90
+WARPGROUP_SHAPES = ((16, "bf16"), (32, "e4m3"))
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,8 @@ class Rate:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Rates by name, per second: ``ffma``, ``mma_bf16``, ``gemm_f32`` ... in FLOPs, ``ex2`` in exponentials,
-    ``copy`` in bytes, read plus written. ``reasons`` says why one is not there."""
+    """Rates by name, per second: ``ffma``, ``mma_bf16``, ``wgmma_e4m3``, ``gemm_f32`` ... in FLOPs,
+    ``ex2`` in exponentials, ``copy`` in bytes, read plus written. ``reasons`` says why one is not there."""
 
     rates: dict[str, float]
     reasons: dict[str, str]
@@ -62,6 +63,8 @@ class Ceilings:
     def flops(self, problem: Problem) -> float | None:
         """Returns the FLOP/s of the fastest arithmetic that is accurate enough for the problem; None if none
         is known."""
+        if problem.dtype == "e4m3":
+            return self._most("wgmma_e4m3")
         if problem.dtype != "f32":
             return self._of_16_bits(problem.dtype)
         by_tf32 = self._most("gemm_tf32", "mma_tf32")
@@ -103,13 +106,17 @@ class Bound:
 
 def bound_of(problem: Problem, ceilings: Ceilings) -> Bound | None:
     """Returns the least time of a problem by each resource whose ceiling is known, where masked pairs cost
-    nothing; None where none is known."""
+    nothing; None where none is known. Of eight bits none is told while that of products is unknown, for the
+    others alone would be far from a bound; exponentials bound none whose weights are of eight bits, where
+    straight lines may stand for them."""
     parts: dict[str, float] = {}
     pairs = problem.num_attended
     flops = ceilings.flops(problem)
+    if problem.has_scales and flops is None:
+        return None
     if flops:
         parts["flops"] = 2e3 * pairs * (problem.head_dim + problem.head_dim_v) / flops
-    if ceilings.rates.get("ex2"):
+    if ceilings.rates.get("ex2") and problem.precision != EIGHT:
         parts["exponentials"] = 1e3 * pairs / ceilings.rates["ex2"]
     if ceilings.rates.get("copy"):
         parts["bytes"] = 1e3 * problem.min_bytes / ceilings.rates["copy"]
@@ -127,9 +134,10 @@ def rates_of(arch: int) -> tuple[Rate, ...]:
     ]
     found += [Rate(f"mma_{t}_rate", f"mma_{t}", 8 * REPEATS * 2 * 16 * 8 * k) for k, t in _mma_shapes(arch)]
     if arch == WARPGROUP_ARCH:
-        # A product is a warpgroup's, a quarter of it a warp's.
-        work = REPEATS * 2 * 64 * 256 * 16 // 4
-        found.append(Rate("wgmma_bf16_rate", "wgmma_bf16", work, threads=128, blocks_per_sm=2))
+        for depth, name in WARPGROUP_SHAPES:
+            # A product is a warpgroup's, a quarter of it a warp's.
+            work = REPEATS * 2 * 64 * 256 * depth // 4
+            found.append(Rate(f"wgmma_{name}_rate", f"wgmma_{name}", work, threads=128, blocks_per_sm=2))
     return tuple(found)
 
 
@@ -149,7 +157,7 @@ def source(arch: int) -> str:
             threads=THREADS,
             repeats=REPEATS,
             mma_shapes=_mma_shapes(arch),
-            warpgroups=arch == WARPGROUP_ARCH,
+            warpgroup_shapes=WARPGROUP_SHAPES if arch == WARPGROUP_ARCH else (),
         )
     )
 

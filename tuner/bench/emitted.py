@@ -51,6 +51,8 @@ def call_of(module: ModuleType, inputs: Inputs, out: Any = None, *, same_bits: b
         **_lists_of(module),
     }
     q, k, v = inputs.q, inputs.k, inputs.v
+    if p.has_scales:
+        q, k, v, options["scales"] = inputs.eight
     if p.layout is DENSE:
         return lambda: module.attention(q, k, v, **options)
     options["max_seqlen_k"] = max(p.lengths.k)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,9 +14,11 @@ from ...gen.problem import Problem
 from ...gen.scoring.values import typical_values
 from ..cards.score_values import values_as_read
 from ..cards.sequences import typical_indices
+from ..front.quantize import Quantized, quantize
 from .passed import forward_pass
+from .sixteen_bits import in_16_bits
 
-#: torch's name of a dtype.
+#: torch's name of the dtype that values are drawn in.
 TORCH_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
 
@@ -24,8 +26,9 @@ TORCH_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 class Inputs:
     """q, k and v on torch's current card as the problem's layout has them: (batch, heads, seqlen, head_dim);
     of packed sequences (total, heads, head_dim); keys and values in caches (pages, page_size, heads,
-    head_dim). In ``values``, by name, is what the problem's masks and changes of scores read, as a kernel
-    reads it, and in ``indices`` what tells of sequences and pages, of 32-bit integers."""
+    head_dim). Of problems of eight bits they are bfloat16, as they were before they were rounded to these. In
+    ``values``, by name, is what the problem's masks and changes of scores read, as a kernel reads it, and in
+    ``indices`` what tells of sequences and pages, of 32-bit integers."""
 
     torch: Any
     problem: Problem
@@ -38,14 +41,15 @@ class Inputs:
     @classmethod
     def draw(cls, torch: Any, problem: Problem, distribution: str = "normal") -> Inputs:
         """Draws the inputs of a problem, standard ``normal`` or ``uniform`` in ±3, as float32, and rounds
-        them to its type."""
+        them to its type, of eight bits to bfloat16."""
+        dtype = in_16_bits(problem).dtype
 
         def random(shape: tuple[int, ...]) -> Any:
             if distribution == "uniform":
                 drawn = 6 * torch.rand(*shape, device="cuda") - 3
             else:
                 drawn = torch.randn(*shape, device="cuda")
-            return drawn if problem.dtype == "f32" else drawn.to(getattr(torch, TORCH_DTYPES[problem.dtype]))
+            return drawn if dtype == "f32" else drawn.to(getattr(torch, TORCH_DTYPES[dtype]))
 
         arrays = {
             each.name: random(_shape(each, problem))
@@ -98,6 +102,18 @@ class Inputs:
         many of both and no masks but the causal one."""
         parts = (x[:, :, :length].contiguous() for x in (self.q, self.k, self.v))
         return Inputs(self.torch, self.problem, *parts)
+
+    @cached_property
+    def beside(self) -> Inputs:
+        """What others than flashgen take: just these, or of eight bits the same arrays as a problem of
+        sixteen."""
+        # What a forward pass has left is drawn once.
+        return replace(self, problem=in_16_bits(self.problem)) if self.problem.has_scales else self
+
+    @cached_property
+    def eight(self) -> Quantized:
+        """q, k and v rounded to eight bits, and a scale of each."""
+        return quantize(self.q, self.k, self.v)
 
     @cached_property
     def passed(self) -> Mapping[str, Any]:

@@ -18,8 +18,9 @@ from ..predict.peak import peak_of
 from ..shelf import choice, library
 from ..suites import SUITES, Workload
 from .contenders import CONTENDERS, LADDER, LADDER_TURN, SAME_BITS_TURN
-from .figures import OURS, OURS_SAME_BITS, Row, row_of
-from .same_bits import module_of, same_bits_module
+from .figures import OURS, OURS_16_BITS, OURS_SAME_BITS, Row, row_of
+from .own_module import chosen_module, module_of
+from .sixteen_bits import in_16_bits
 from .unserved import Unserved
 
 #: Milliseconds of launches for one workload's turns, after warming up.
@@ -54,8 +55,8 @@ class Plan:
     modules: list[str | None]
     contenders: list[dict[str, int]]
     steps: list[dict[str, str]]
-    """The modules of other kernels of flashgen's that are contenders: the report's steps, and gradients of
-    the same bits every run."""
+    """The modules of other kernels of flashgen's that are contenders: the report's steps, gradients of the
+    same bits every run, and outputs of sixteen bits beside those of eight."""
     cubins: dict[str, dict[str, str]] = field(default_factory=dict)
     """The files of what was compiled ahead, by module and by mask ("True", "False")."""
     skip: dict[int, dict[str, str]] = field(default_factory=dict)
@@ -86,8 +87,8 @@ class Plan:
 
 def contender_names() -> list[str]:
     """Returns the names of all contenders there are, flashgen's own last: gradients of the same bits every
-    run, and the report's steps."""
-    return [*CONTENDERS, OURS_SAME_BITS, *(LADDER + name for name in STEPS)]
+    run, outputs of sixteen bits, and the report's steps."""
+    return [*CONTENDERS, OURS_SAME_BITS, OURS_16_BITS, *(LADDER + name for name in STEPS)]
 
 
 def make_plan(options: BenchOptions, folder: Path) -> Plan:
@@ -127,36 +128,46 @@ def make_plan(options: BenchOptions, folder: Path) -> Plan:
         plan.modules.append(module)
         plan.contenders.append(_contenders(workload, options.contenders))
         plan.steps.append(_steps(plan, index, limits, folder))
-        if workload.problem.backward and match is not None:
-            _add_same_bits(plan, index, known, options, folder)
+        if match is not None:
+            _add_own(plan, index, known, options, folder)
     return plan
 
 
-def _add_same_bits(
+def _add_own(
     plan: Plan,
     index: int,
     known: Sequence[library.Entry],
     options: BenchOptions,
     folder: Path,
 ) -> None:
-    """Plans flashgen's gradients of the same bits every run beside those that may differ."""
-    row = plan.rows[index]
-    if row.deterministic or (options.contenders is not None and OURS_SAME_BITS not in options.contenders):
-        return
-    plan.contenders[index][OURS_SAME_BITS] = SAME_BITS_TURN
-    try:
-        path = same_bits_module(known, row.problem, options.device.limits, folder)
-    except Unserved as why:
-        plan.leave_out(index, OURS_SAME_BITS, str(why))
+    """Plans flashgen's own beside the kernel that serves: gradients of the same bits every run beside those
+    that may differ, and outputs of sixteen bits beside those of eight."""
+    row, repeating = plan.rows[index], plan.rows[index].problem.backward
+    if repeating and not row.deterministic:
+        name, turn = OURS_SAME_BITS, SAME_BITS_TURN
+    elif row.problem.has_scales:
+        name, turn = OURS_16_BITS, 0
     else:
-        plan.steps[index][OURS_SAME_BITS] = str(path.resolve())
+        return
+    if options.contenders is not None and name not in options.contenders:
+        return
+    plan.contenders[index][name] = turn
+    problem, limits = in_16_bits(row.problem), options.device.limits
+    try:
+        path = chosen_module(known, problem, limits, folder, repeating=repeating)
+    except Unserved as why:
+        plan.leave_out(index, name, str(why))
+    else:
+        plan.steps[index][name] = str(path.resolve())
 
 
 def _contenders(workload: Workload, wanted: Sequence[str] | None) -> dict[str, int]:
-    """The turns of the contenders for a workload: all of its dtype, and the ladder on the report's cases.
+    """The turns of the contenders for a workload: all of its dtype, beside eight bits those of bfloat16, and
+    the ladder on the report's cases.
     Those of other layouts alone are left out where sequences are of one length, and elsewhere say why they do
     not serve."""
-    found = {c.name: c.turn for c in CONTENDERS.values() if c.may_serve(workload.problem)}
+    problem = in_16_bits(workload.problem)
+    found = {c.name: c.turn for c in CONTENDERS.values() if c.may_serve(problem)}
     if SUITES[LADDER_SUITE].problems.get(workload.name) == workload.problem:
         found |= {LADDER + name: LADDER_TURN for name in STEPS}
     return {name: turn for name, turn in found.items() if wanted is None or name in wanted}

@@ -13,6 +13,7 @@ from ...gen.problem import Problem
 from ..errors import FlashgenError
 from ..files import read_text
 from .figures import CUDNN, FLASH, OURS, BenchRun, Row, by_suite, contenders_of
+from .sixteen_bits import in_16_bits
 
 #: What ends the name of a contender that was timed without the causal mask.
 UNMASKED = "-nomask"
@@ -22,9 +23,10 @@ SAME_WORK = 0.01
 
 def with_reference(run: BenchRun, path: Path) -> BenchRun:
     """Returns the run with what another timed and this one did not, such as FlashAttention-3, scaled by
-    cuDNN: a workload's milliseconds there, times cuDNN's here over cuDNN's there; where either lacks it, by
-    the fastest there that both timed. What is scaled by is what stood beside flashgen in its own turn. Of
-    runs put together each is one by itself. Workloads that the other did not time stay as they are.
+    cuDNN: a workload's milliseconds there, beside eight bits those of bfloat16, times cuDNN's here over
+    cuDNN's there; where either lacks it, by the fastest there that both timed. What is scaled by is what
+    stood beside flashgen in its own turn. Of runs put together each is one by itself. Workloads that the
+    other did not time stay as they are.
 
     ``path``: JSON with ``rows`` of ``ms`` by contender and of ``dtype``, ``shape`` (batch, query heads, key
     heads, query length, key length, head dim), ``causal`` and, if any, ``scoring``; or in the place of these
@@ -54,7 +56,7 @@ def with_reference(run: BenchRun, path: Path) -> BenchRun:
     def scaled(row: Row) -> dict[str, float]:
         suite = suites[row.name]
         # Names there are those of one section, here of all suites.
-        keys = (_key(row.problem), (suite, row.name), (suite, row.name.removeprefix(f"{suite}-")))
+        keys = (_key(in_16_bits(row.problem)), (suite, row.name), (suite, row.name.removeprefix(f"{suite}-")))
         key = next((key for key in keys if key in times), None)
         if key is None or not _same_work(row.problem, there.get(key, {}).get("gflop")):
             return {}

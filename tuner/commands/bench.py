@@ -28,8 +28,8 @@ class BenchWords:
         list[str] | None,
         typer.Argument(
             metavar="[SUITE]...",
-            help="Of report, gpt2, fp32, llm, odd, decode, masks, varlen, few, paged, mla, backward; all by "
-            "default.",
+            help="Of report, gpt2, fp32, llm, eight, odd, decode, masks, varlen, few, paged, mla, backward; "
+            "all by default.",
         ),
     ] = None
     device: DeviceOption = "0"

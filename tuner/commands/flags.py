@@ -155,8 +155,8 @@ SHAPE_OPTIONS = {
         ("--suite",),
         "NAMES",
         str,
-        "The problems of a suite (report, gpt2, fp32, llm, odd, decode, masks, varlen, few, paged, mla, "
-        "backward) that the options below fit",
+        "The problems of a suite (report, gpt2, fp32, llm, eight, odd, decode, masks, varlen, few, paged, "
+        "mla, backward) that the options below fit",
     ),
     "dtype": _ShapeOption(("--dtype",), "NAMES", str, "Data type: f32, f16, bf16 or e4m3", "f32"),
     "kv_dtype": _ShapeOption(

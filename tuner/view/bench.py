@@ -15,6 +15,7 @@ from ..bench.figures import (
     BEST,
     CUDNN,
     OURS,
+    OURS_16_BITS,
     OURS_SAME_BITS,
     SAME_BITS,
     TOOK_LONGER,
@@ -111,6 +112,8 @@ def suite_table(title: str, rows: Sequence[Row], run: BenchRun, *, names: bool =
         notes.append(CLOCK_NOTE)
     if same_bits:
         notes.append(SAME_BITS_NOTE)
+    if any(row.problem.has_scales for row in rows):
+        notes.append(EIGHT_BITS_NOTE)
     if reading:
         notes.append("TB/s: of keys and values, read once.")
     nearest = [row.name for row in rows if row.ours and not row.exact]
@@ -150,7 +153,8 @@ def suite_table(title: str, rows: Sequence[Row], run: BenchRun, *, names: bool =
     )
 
 
-#: What the columns of clocks and peaks hold, and those of gradients that have the same bits every run.
+#: What the columns of clocks and peaks hold, those of gradients that have the same bits every run, and those
+#: beside eight bits.
 CLOCK_NOTE = (
     "SM MHz: the median clock of the multiprocessors while flashgen was timed; peak: TFLOP/s of the data "
     "sheet, then at that clock."
@@ -158,6 +162,11 @@ CLOCK_NOTE = (
 SAME_BITS_NOTE = (
     f"{SAME_BITS}: gradients of the same bits every run; others' are held against flashgen's, of its fastest "
     "kernel where that makes such, else of the one that calls get which ask for them."
+)
+EIGHT_BITS_NOTE = (
+    f"All but {OURS} read the values in bfloat16, from which those of eight bits were rounded; errors are "
+    f"against float64 of these. {OURS_16_BITS}: flashgen's own kernel of the same shape in bfloat16, which "
+    f"over {BEST} counts."
 )
 
 
@@ -388,6 +397,7 @@ CEILING_WORDS = {
     "mma_f16": "mma.sync alone, f16",
     "mma_tf32": "mma.sync alone, tf32",
     "wgmma_bf16": "wgmma alone, bf16 or f16",
+    "wgmma_e4m3": "wgmma alone, e4m3",
     "gemm_f32": "PyTorch's product, float32",
     "gemm_tf32": "PyTorch's product, tf32",
     "gemm_f16": "PyTorch's product, f16",
@@ -407,7 +417,7 @@ def errors_table(errors: Sequence[KernelErrors]) -> Table:
     lines = []
     for (kind, _, dims, inputs), members in sorted(groups.items()):
         worst = {n: _largest(m.errors.get(n) for m in members) for n in (OURS, *names)}
-        theirs = [value for name in names if (value := worst[name])]
+        theirs = [value for name in names if name != OURS_16_BITS and (value := worst[name])]
         ours = worst[OURS]
         least = ours / min(theirs) if ours is not None and theirs else None
         lines.append((kind, dims, inputs, *(error(worst[n]) for n in (OURS, *names)), ratio(least)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..bench.figures import OURS, OURS_SAME_BITS
+from ..bench.figures import OURS, OURS_16_BITS, OURS_SAME_BITS
 from .bench import LAST_STEP
 
 #: Colours that people tell apart whatever their eyes (Okabe and Ito), flashgen's the warm one.
@@ -16,6 +16,7 @@ COLOURS = {
     "fa3": "#f0c000",
     "fa4": "#7a5aa6",
     OURS_SAME_BITS: "#f0a070",
+    OURS_16_BITS: "#8f3b00",
     "fa3-det": "#f7df80",
     "fa4-det": "#bdadd3",
     "fa2": "#005f8f",

@@ -89,9 +89,9 @@ def _timed(rows: Sequence[Row]) -> bool:
 
 
 def panels_of(suite: str, rows: Sequence[Row]) -> tuple[str, list[Panel]]:
-    """Returns the unit, and what is drawn in it: `llm` by head dim and mask over lengths, `masks` by what is
-    asked for, gradients by head dim or what else is special of them, others in one panel. Contenders that
-    another run timed stand there by their scaled times, as in the tables.
+    """Returns the unit, and what is drawn in it: `llm` and `eight` by head dim and mask over lengths, `masks`
+    by what is asked for, gradients by head dim or what else is special of them, others in one panel.
+    Contenders that another run timed stand there by their scaled times, as in the tables.
     """
     unit, work_of = _speed_of(suite)
 
@@ -132,7 +132,7 @@ def panels_of(suite: str, rows: Sequence[Row]) -> tuple[str, list[Panel]]:
             )
             for size in sizes
         ]
-    if suite != "llm":
+    if suite not in ("llm", "eight"):
         return unit, [Panel("", "workload", tuple((row.name, values(row)) for row in rows))]
 
     def key(row: Row) -> tuple[int, bool]:

@@ -18,6 +18,7 @@ MARKERS = {
     "gpt2": "D",
     "fp32": "o",
     "llm": "o",
+    "eight": "d",
     "odd": "^",
     "decode": "v",
     "masks": "X",
@@ -28,6 +29,8 @@ MARKERS = {
     "backward": "*",
     "shapes": "P",
 }
+#: How many bits the numbers have that are multiplied, where not those of float32.
+BITS = {"f16": "16 bits", "bf16": "16 bits", "e4m3": "8 bits"}
 INCHES = (10.0, 5.8)
 #: What the ceilings' words are written in, and how far apart their lines stand, of the axis's height.
 GREY, WORDS_SIZE, LINE_PITCH = "#555555", 8, 0.042
@@ -52,11 +55,10 @@ def roofline(run: BenchRun) -> Figure:
         ys = [min(flops, bandwidth * x) / 1e12 for x in xs]
         axis.plot(xs, ys, color=GREY, linewidth=1, linestyle=style)
     for name, members in groups.items():
-        by_dtype = {"f32": [r for r in members if r.problem.dtype == "f32"]}
-        by_dtype["16 bits"] = [r for r in members if r.problem.dtype != "f32"]
-        for dtype, points in by_dtype.items():
+        for bits in dict.fromkeys(("f32", *BITS.values())):
+            points = [row for row in members if BITS.get(row.problem.dtype, "f32") == bits]
             if points:
-                _points(axis, points, f"{name}, {dtype}", MARKERS.get(name, "o"), filled=dtype != "f32")
+                _points(axis, points, f"{name}, {bits}", MARKERS.get(name, "o"), filled=bits != "f32")
     axis.set_xscale("log")
     axis.set_yscale("log")
     axis.set_xlim(low, high)
@@ -92,10 +94,12 @@ def _ceiling_lines(rows: Sequence[Row], run: BenchRun) -> list[tuple[str, float,
     for row in rows:
         flops = run.ceilings.flops(row.problem)
         if flops:
-            kind = row.problem.dtype if row.problem.precision == "auto" else row.problem.precision
-            found.setdefault(f"products, {'16 bits' if kind in ('f16', 'bf16') else kind}", (flops, "-"))
+            kind = "f32" if row.problem.precision == "auto" else row.problem.precision
+            found.setdefault(f"products, {BITS.get(row.problem.dtype, kind)}", (flops, "-"))
     rate = run.ceilings.rates.get("ex2")
-    halves: Mapping[int, Row] = {r.problem.head_dim: r for r in rows if r.problem.dtype != "f32"}
+    halves: Mapping[int, Row] = {
+        r.problem.head_dim: r for r in rows if BITS.get(r.problem.dtype) == "16 bits"
+    }
     if rate:
         for head_dim in sorted(set(halves) & {64, 128}):
             found[f"exponentials, head dim {head_dim}"] = (rate * 4 * head_dim, "--")

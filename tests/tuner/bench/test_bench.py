@@ -620,7 +620,8 @@ def test_the_reports_steps_are_contenders_on_its_cases_alone(tmp_path):
     of_sequences = {"fa2", "torch-varlen", "nested", "flashmla"}
     of_gradients = {"fa3-det", "fa4-det", "flashgen-det"}
     timed = {n for row in plan.contenders for n in row}
-    assert set(contender_names()) == timed | of_halves | of_sequences | of_gradients
+    of_eight_bits = {"flashgen-bf16"}
+    assert set(contender_names()) == timed | of_halves | of_sequences | of_gradients | of_eight_bits
     assert set(plan.modules) - {None} and all(row.kernel for row in plan.rows)
     assert sum(row.exact for row in plan.rows) >= 4
     assert all(

@@ -135,7 +135,7 @@ def test_nothing_is_written_but_by_the_one_function():
     scratch |= {
         "bench/plan.py",
         "bench/ahead.py",
-        "bench/same_bits.py",
+        "bench/own_module.py",
         "exchange/strategies.py",
         "predict/fit.py",
     }

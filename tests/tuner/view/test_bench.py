@@ -11,7 +11,18 @@ from flashgen.gen.problem import Problem
 from flashgen.gen.scoring.asked import Scoring
 from flashgen.tuner.bench import ceilings, figures
 from flashgen.tuner.bench.ceilings import Ceilings, bound_of, build, rates_of
-from flashgen.tuner.bench.figures import BEST, CUDNN, FLASH, OURS, BenchRun, Cell, KernelErrors, Row, by_suite
+from flashgen.tuner.bench.figures import (
+    BEST,
+    CUDNN,
+    FLASH,
+    OURS,
+    OURS_16_BITS,
+    BenchRun,
+    Cell,
+    KernelErrors,
+    Row,
+    by_suite,
+)
 from flashgen.tuner.bench.reference_times import with_reference
 from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.suites import SUITES, Workload, workload_named
@@ -205,6 +216,17 @@ def test_rows_with_masks_are_found_by_name_or_by_what_they_ask_and_scaled_by_who
     assert row.ratio("flex") == 2.5 and row.ratio("fa3") == pytest.approx(1.25)
 
 
+def test_beside_eight_bits_others_are_scaled_by_their_times_of_sixteen(tmp_path: Path) -> None:
+    workload = SUITES["eight"].workloads[0]
+    rows = [
+        {"dtype": "bf16", "shape": [8, 32, 32, 2048, 2048, 64], "causal": 0, "ms": {"cudnn": 2, "fa3": 1}}
+    ]
+    path = tmp_path / "there.json"
+    path.write_text(json.dumps({"device": "NVIDIA H200", "rows": rows}))
+    (row,) = with_reference(replace(RUN, rows=(timed(workload, 0.5, cudnn=0.6),)), path).rows
+    assert row.scaled == {"fa3": 0.3}
+
+
 def test_gradients_are_scaled_by_those_of_others(tmp_path: Path) -> None:
     workload, outputs = SUITES["backward"].workloads[0], SUITES["llm"].workloads[0]
     shape = [32, 32, 32, 512, 512, 64]
@@ -326,6 +348,30 @@ def test_a_suites_table() -> None:
         "Times faster, geometric mean of 36 workloads: over flash 2.000 (least 2.000), over cudnn 1.250 "
         "(least 1.250), over math 20.000 (least 20.000), over the best 1.250 (least 1.250).",
     )
+
+
+def test_flashgens_own_sixteen_bits_stand_beside_eight() -> None:
+    workloads = SUITES["eight"].workloads[:2]
+    ours = ((1.0, 1.25), (1.0, 0.8))
+    rows = [
+        replace(row, cells={**row.cells, OURS_16_BITS: Cell(ms=own, ours_ms=ms, error=1e-4)})
+        for each, (ms, own) in zip(workloads, ours, strict=True)
+        for row in [timed(each, ms, error=0.05, cudnn=1.5)]
+    ]
+    table = suite_table("eight", rows, RUN, names=False)
+    assert column(table, "dtype") == ["e4m3_eight"] * 2
+    assert column(table, OURS_16_BITS) == ["1.250", "0.8000"]
+    assert column(table, f"over {OURS_16_BITS}") == column(table, "over best")
+    assert column(table, "over best") == ["\u25b2 1.25", "\u25bc 0.80"]
+    # The least error of others is not our own.
+    assert column(table, "of PyTorch's") == ["0.50"] * 2
+    # Ceilings of sixteen bits tell nothing of eight.
+    assert "of roofline" not in table.columns and "bound by" not in table.columns
+    assert f"{workloads[1].name} (flashgen-bf16 \u25bc 0.80)" in table.notes[0]
+    assert any(f"over {BEST} counts" in note for note in table.notes)
+    unit, panels = panels_of("eight", rows)
+    assert unit == "TFLOP/s" and [p.title for p in panels] == ["head dim 64", "head dim 64, causal"]
+    assert all(OURS_16_BITS in values for panel in panels for _, values in panel.groups)
 
 
 def test_what_was_not_timed_leaves_its_cell_empty_and_the_nearest_kernel_a_star() -> None:

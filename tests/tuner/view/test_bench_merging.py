@@ -22,7 +22,7 @@ from tests.support import ROOT
 
 SHIPPED = ROOT / "out" / "bench_nvidia_h200.json"
 PAGES = ("README.md", "docs/emitted-api.md", "out/nvidia_h200/README.md")
-NEW = ("varlen", "few", "paged", "mla", "backward", "masks")
+NEW = ("varlen", "few", "paged", "mla", "backward", "masks", "eight")
 BEGAN = "2030-01-02T03:04:05+00:00"
 #: Others, and how many times longer they take on all but the first row of a suite, where they take half.
 RIVALS = {"fa3": 1.25, "fa4": 1.5}
@@ -132,7 +132,7 @@ def test_figures_of_kernels_tuned_since_are_marked(files: Path) -> None:
 def test_new_suites_stand_beside_the_old_in_json_tables_and_plots(files: Path) -> None:
     night, morning = files / "night.json", files / "morning.json"
     figures.write(night, new_run("2030-01-01", "varlen", "few", "paged"))
-    figures.write(morning, new_run(BEGAN, "mla", "backward", "masks"))
+    figures.write(morning, new_run(BEGAN, "mla", "backward", "masks", "eight"))
     before, page_before = figures.read(SHIPPED), (files / PAGES[-1]).read_text(encoding="utf-8")
     told = merge(files, night, morning)
     assert "▼ 1 of " in told
@@ -156,7 +156,7 @@ def test_new_suites_stand_beside_the_old_in_json_tables_and_plots(files: Path) -
         assert table_of(page, marker) == table_of(page_before, marker), marker
     for suite in NEW:
         lines = table_of(page, suite)
-        assert sum(line.startswith(("| bf16", "| f16", "| f32")) for line in lines) == len(
+        assert sum(line.startswith(("| bf16", "| f16", "| f32", "| e4m3")) for line in lines) == len(
             SUITES[suite].workloads
         )
         first = SUITES[suite].workloads[0].name

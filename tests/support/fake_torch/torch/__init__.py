@@ -13,11 +13,13 @@ import os
 import time
 from types import SimpleNamespace
 
+import ml_dtypes
 import numpy as np
 
 __version__ = "9.9.0+fake"
 version = SimpleNamespace(cuda="13.0")
 float32, float16, bfloat16, int8, int32 = "float32", "float16", "bfloat16", "int8", "int32"
+float8_e4m3fn = "float8_e4m3fn"
 bool = "bool"
 BEHAVIOUR = json.loads(os.environ.get("FAKE_TORCH", "{}"))
 clock_ms = 0.0
@@ -103,7 +105,15 @@ class Tensor(np.lib.mixins.NDArrayOperatorsMixin):
             return self
         if dtype in (int32, float32):
             return Tensor(self.array.astype(dtype), dtype)
+        if dtype == float8_e4m3fn:
+            return Tensor(self.array.astype(ml_dtypes.float8_e4m3fn).astype(np.float32), dtype)
         return Tensor(self.array.astype(np.float16).astype(np.float32), dtype)
+
+    def max(self):
+        return self.array.max()
+
+    def clamp(self, least, most):
+        return Tensor(self.array.clip(least, most))
 
     def double(self):
         return Tensor(self.array.astype(np.float64), "float64")

@@ -1,5 +1,5 @@
-"""flashgen's gradients that have the same bits every run, beside those of the kernel that serves, whose may
-differ: which kernel makes them."""
+"""flashgen's kernels that stand beside the one that serves a problem, gradients that have the same bits every
+run and outputs of sixteen bits: which kernel makes them."""
 
 from __future__ import annotations
 
@@ -22,24 +22,30 @@ def module_of(entry: library.Entry) -> Path:
     return entry.json_path.with_suffix(".py")
 
 
-def same_bits_module(
-    known: Sequence[library.Entry], problem: Problem, limits: DeviceLimits, folder: Path
+def chosen_module(
+    known: Sequence[library.Entry],
+    problem: Problem,
+    limits: DeviceLimits,
+    folder: Path,
+    *,
+    repeating: bool = False,
 ) -> Path:
-    """Returns the module of the kernel that calls get whose gradients must have the same bits every run: its
-    own where it was tuned for just the problem, else one emitted into ``folder``. Raises `Unserved` where
-    there is none."""
+    """Returns the module of the kernel that calls get: its own where it was tuned for just the problem, else
+    one emitted into ``folder``. ``repeating``: that those get whose gradients must have the same bits every
+    run. Raises `Unserved` where there is none."""
     try:
-        found = candidates(problem, limits, known, repeating=True)
+        found = candidates(problem, limits, known, repeating=repeating)
     except NotServed as why:
         raise Unserved(str(why)) from why
     if not found:
-        raise Unserved(f"no kernel for {problem.stem} makes the same bits every run on {limits.name}")
+        does = "makes the same bits every run" if repeating else "is known"
+        raise Unserved(f"no kernel for {problem.stem} {does} on {limits.name}")
     best = found[0]
     if best.record is not None and best.record.kernel.problem == problem:
         path = module_of(best.record)
         if path.exists():
             return path
-    path = folder / f"same_bits_{problem.name}.py"
+    path = folder / f"{'same_bits' if repeating else 'chosen'}_{problem.name}.py"
     text = emit_module(render(best.variant, problem, limits), device=limits.name)
     path.write_text(text, encoding="utf-8")
     return path
