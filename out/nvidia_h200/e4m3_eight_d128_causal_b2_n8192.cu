@@ -11,10 +11,10 @@
 //   q_stages = 1               Q tiles in shared memory: 2 bring the next one early
 //   k_stages = 3               K tiles in shared memory
 //   v_stages = 2               V tiles in shared memory
-//   schedule = chained         the next scores: before these outputs, or behind them
+//   schedule = overlapped      the next scores: before these outputs, or behind them
 //   q_in_registers = false     keep Q in registers, which relieves shared memory
-//   order_of_groups = free     what warpgroups do in turns: nothing, products, exponentials
-//   rescale = always           when outputs follow the running maximum: once it grew, or always
+//   order_of_groups = products what warpgroups do in turns: nothing, products, exponentials
+//   rescale = lazy             when outputs follow the running maximum: once it grew, or always
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
 //   section = 1                heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
@@ -24,8 +24,8 @@
 //   powers = straight          powers of two as weights of eight bits: rounded, or straight lines from one to the next
 //   promotion = segments       whose outputs of eight bits the tensor cores sum: a tile's, or those of 2048 keys
 //
-// Measured on NVIDIA H200, batch 2, 16 heads, 8192 rows, with a causal mask: 587.7 us (median), spread 2.0 %,
-// 935.4 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 2.9e-02.
+// Measured on NVIDIA H200, batch 2, 16 heads, 8192 rows, with a causal mask: 540.8 us (median), spread 2.3 %,
+// 1016.5 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 3.4e-02.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -38,9 +38,10 @@
 //     flashgen emit e4m3_eight_d128_causal_b2_n8192.cu \
 //         --device h200 --dtype e4m3 --precision eight --d 128 --causal --batch 2 --seqlen 8192 \
 //         --family wgmma --set br=128 --set bc=160 --set persistent=true --set q_stages=1 --set k_stages=3 \
-//         --set v_stages=2 --set schedule=chained --set q_in_registers=false --set order_of_groups=free \
-//         --set rescale=always --set poly_exp=0 --set section=1 --set min_blocks=1 --set o_apart=true \
-//         --set weights=e4m3 --set values=in_front --set powers=straight --set promotion=segments
+//         --set v_stages=2 --set schedule=overlapped --set q_in_registers=false \
+//         --set order_of_groups=products --set rescale=lazy --set poly_exp=0 --set section=1 \
+//         --set min_blocks=1 --set o_apart=true --set weights=e4m3 --set values=in_front \
+//         --set powers=straight --set promotion=segments
 
 #include <cuda_fp8.h>
 #include <cuda.h>
@@ -104,6 +105,7 @@ constexpr int kValueTiles = kDv / 8;  // columns of eight in a thread's outputs
 
 // Named barriers of the block, by consumer.
 constexpr int kConsumerBarrier = 1;  // its own
+constexpr int kOrderBarrier = 1 + kConsumers;  // tells it that the one before it has done
 
 constexpr unsigned kQBytes = 64 * kDChunks * kQkChunk * sizeof(Element);  // of one consumer
 constexpr unsigned kKBytes = kBc * kDChunks * kQkChunk * sizeof(Element);
@@ -196,6 +198,11 @@ __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
+// Comes to barrier `id` and goes on.
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
 // Shows ordinary writes to shared memory to the copy engine and the tensor cores.
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
@@ -280,6 +287,13 @@ __device__ __forceinline__ float fma_saturated(float a, float b, float c) {
   float d;
   asm("fma.rn.ftz.sat.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
   return d;
+}
+
+// Keeps the compiler from making these after the next wait.
+template <int n>
+__device__ __forceinline__ void hold(unsigned (&registers)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) asm volatile("" : "+r"(registers[i]) : : "memory");
 }
 
 // Four e4m3 numbers, the first in the low byte, as two pairs of f16.
@@ -492,26 +506,72 @@ struct SoftmaxState {
   float sum[2];  // this thread's share of the sums of weights
 };
 
-// Raises the running maximum of each row to the tile's. What was summed so far must be multiplied by `rescale`.
+// By how many powers of two a row's weights are measured against more than its maximum, which then seldom grows: by as
+// many as the sum of a tile's weights is above the largest, up to a limit. What is too small for a weight is as small
+// beside that sum as it was beside the maximum.
 template <int n>
-__device__ __forceinline__ void raise_maximum(
-    const float (&s)[n], SoftmaxState& softmax, float (&rescale)[2], float scale) {
+__device__ __forceinline__ float room_above(const float (&s)[n], int h, float row_max, float scale) {
+  const float base = kRowsMayBeEmpty && row_max == -kInfinity ? 0.0f : row_max;
+  float sum = 0.0f;
+#pragma unroll
+  for (int t = 0; t < n / 4; ++t) {
+    sum += exp2f(fmaf(s[4 * t + 2 * h], scale, -base)) + exp2f(fmaf(s[4 * t + 2 * h + 1], scale, -base));
+  }
+  sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+  sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+  return fminf(fmaxf(log2f(sum), 0.0f), 3.5f);  // none where no key was seen
+}
+
+// Raises the running maximum of each row to the tile's, and beyond where the tile `makes_room`. What was summed so far must be multiplied by `rescale`,
+// where true is returned.
+template <int n>
+__device__ __forceinline__ bool raise_maximum(
+    const float (&s)[n], SoftmaxState& softmax, float (&rescale)[2], float scale, bool makes_room) {
+  // A maximum that is out of date by a factor of 2^0.75 harms neither range nor precision. As integers, positive
+  // floats compare as they are; zero bounds the others.
+  bool grown = makes_room;
+  float bounds[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    float tile_max = larger_or_none(s[2 * h], s[2 * h + 1]);
+    int bound = 0;
 #pragma unroll
-    for (int t = 1; t < n / 4; ++t) {
-      tile_max = larger_or_none(tile_max, larger_or_none(s[4 * t + 2 * h], s[4 * t + 2 * h + 1]));
+    for (int t = 0; t < n / 4; ++t) {
+      bound = __vimax3_s32(bound, __float_as_int(s[4 * t + 2 * h]), __float_as_int(s[4 * t + 2 * h + 1]));
     }
-    tile_max = larger_or_none(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
-    tile_max = larger_or_none(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
-    const float row_max = larger_or_none(softmax.max[h], tile_max * scale);
+    bounds[h] = __int_as_float(bound);
+    grown |= !(fmaf(bounds[h], scale, -softmax.max[h]) <= 0.75f);  // or no number
+  }
+  if (!__any_sync(0xffffffffu, grown)) return false;
+  // Where each row has a score above zero, the largest of them is that of its scores.
+  bool known = true;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    bounds[h] = larger_or_none(bounds[h], __shfl_xor_sync(0xffffffffu, bounds[h], 1));
+    bounds[h] = larger_or_none(bounds[h], __shfl_xor_sync(0xffffffffu, bounds[h], 2));
+    known &= bounds[h] != 0.0f;
+  }
+  known = __all_sync(0xffffffffu, known);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float tile_max = bounds[h];
+    if (!known) {
+      tile_max = larger_or_none(s[2 * h], s[2 * h + 1]);
+#pragma unroll
+      for (int t = 1; t < n / 4; ++t) {
+        tile_max = larger_or_none(tile_max, larger_or_none(s[4 * t + 2 * h], s[4 * t + 2 * h + 1]));
+      }
+      tile_max = larger_or_none(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
+      tile_max = larger_or_none(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
+    }
+    float row_max = larger_or_none(softmax.max[h], tile_max * scale);
+    if (makes_room) row_max += room_above(s, h, row_max, scale);
     // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
     const float base = kRowsMayBeEmpty && row_max == -kInfinity ? 0.0f : row_max;
     rescale[h] = exp2f(softmax.max[h] - base);
     softmax.max[h] = row_max;
     softmax.sum[h] *= rescale[h];
   }
+  return true;
 }
 
 // Turns the scores of a tile into weights, 2^(score - maximum), by multiply-adds alone: e4m3's numbers, counted from
@@ -646,6 +706,15 @@ __device__ __forceinline__ void negate_q(QChunk* q, int consumer) {
   for (int i = threadIdx.x % kWarpgroup; i < kDChunks * 64 * kQkChunk / 4; i += kWarpgroup) fours[i] ^= 0x80808080u;
   fence_proxy_async();
   named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
+}
+
+// An ordered barrier: consumers compute products one after the other, so that one's softmax runs beside
+// another's products.
+__device__ __forceinline__ void order_wait(int consumer) {
+  named_barrier_sync(kOrderBarrier + consumer, 2 * kWarpgroup);
+}
+__device__ __forceinline__ void order_arrive(int consumer) {
+  named_barrier_arrive(kOrderBarrier + (consumer + 1) % kConsumers, 2 * kWarpgroup);
 }
 
 // Where the log-sum-exps of a tile's head start.
@@ -888,6 +957,8 @@ __device__ __forceinline__ void consume_tile(
   constexpr int kNextK = sizeof(smem.k[0]) >> 4, kNextV = sizeof(smem.v[0]) >> 4;  // as descriptors count
   for (int n = tile.last_tile; n > last_tile; --n) {
     // Keys that only other consumers see.
+    order_wait(consumer);
+    order_arrive(consumer);
     barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
     named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);  // no warp may fall behind by a phase
     if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
@@ -902,7 +973,9 @@ __device__ __forceinline__ void consume_tile(
     float s[kBc / 2], rescale[2];
     unsigned p[kKeySteps][4], pairs[kBc / 4];
     barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+    order_wait(consumer);
     start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
+    order_arrive(consumer);
     wgmma_wait<0>();
     hold(s);
     if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
@@ -910,30 +983,35 @@ __device__ __forceinline__ void consume_tile(
     if (leader && n == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);
     k_pipe.advance();
     if (n >= first_partial) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
-    raise_maximum(s, softmax, rescale, scale);
+    raise_maximum(s, softmax, rescale, scale, true);
     weigh(s, pairs, softmax, scale);
     pack_weights(pairs, p);
+    if (n > first_tile) barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
 #pragma unroll 1
     for (--n; n >= first_tile; --n) {
-      // The next scores follow these outputs through the tensor cores without a gap.
+      // The next weights are made while these outputs are multiplied.
+      order_wait(consumer);
+      start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
       barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
       start_pv(o, p, v_desc + v_pipe.stage * kNextV);
-      barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
-      start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
-      wgmma_wait<1>();
-      hold(o);
-      if (leader) barrier_arrive(&smem.v_empty[v_pipe.stage]);
+      order_arrive(consumer);
+      const int v_stage = v_pipe.stage;
       v_pipe.advance();
-      wgmma_wait<0>();
+      wgmma_wait<1>();
       hold(s);
       if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
       if (leader && n == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);
       k_pipe.advance();
       if (n >= first_partial) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
-      raise_maximum(s, softmax, rescale, scale);
-      rescale_output(o, rescale);
+      const bool grown = raise_maximum(s, softmax, rescale, scale, n == first_partial - 1);
       weigh(s, pairs, softmax, scale);
+      hold(pairs);
+      if (n > first_tile) barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+      wgmma_wait<0>();
+      hold(o);
+      if (leader) barrier_arrive(&smem.v_empty[v_stage]);
       pack_weights(pairs, p);
+      if (grown) rescale_output(o, rescale);
       take_sums(o, softmax);
       if (n % kSummedTiles == 0 || n == first_tile) {
         if (has_kept) add_kept(args, o, softmax);
@@ -1076,6 +1154,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   } else {
     take_registers<240>();
     const int consumer = warp / 4 - 1;
+    if (consumer == kConsumers - 1) order_arrive(consumer);
     for_each_tile(args, [&](const Tile& tile) {
       consume_tile(args, maps, smem, tile, consumer, q_pipe, k_pipe, v_pipe);
     });
@@ -1214,4 +1293,4 @@ extern "C" int attention_e4m3_eight_d128(const AttentionArgs* args, cudaStream_t
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "e4m3", "batch": 2, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "eight"}, "family": "wgmma", "variant": {"pack_heads": false, "br": 128, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 160, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "weights": "e4m3", "values": "in_front", "powers": "straight", "promotion": "segments", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 3, "v_stages": 2, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "free", "rescale": "always", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_e4m3_eight_d128", "launches": [{"threads": 128, "smem_bytes": 16, "rows_per_block": 160, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "walked_tiles", "of_keys": true}, {"threads": 384, "smem_bytes": 154624, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 160, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "0d536128c5cdd975", "figures": [1964, 1093]}
+// flashgen: {"problem": {"dtype": "e4m3", "batch": 2, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "eight"}, "family": "wgmma", "variant": {"pack_heads": false, "br": 128, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 160, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "weights": "e4m3", "values": "in_front", "powers": "straight", "promotion": "segments", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 3, "v_stages": 2, "summed_columns": 0, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_e4m3_eight_d128", "launches": [{"threads": 128, "smem_bytes": 16, "rows_per_block": 160, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "walked_tiles", "of_keys": true}, {"threads": 384, "smem_bytes": 154624, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 160, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "95fa0624b4fa3b1d", "figures": [1964, 1112]}

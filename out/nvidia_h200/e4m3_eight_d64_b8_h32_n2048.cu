@@ -5,16 +5,16 @@
 // may share one key/value head. Lengths, strides, heads and scale are run-time arguments.
 //
 // Family wgmma:
-//   br = 128                   query rows per tile, 64 for each warpgroup that computes
-//   bc = 256                   keys per tile
+//   br = 192                   query rows per tile, 64 for each warpgroup that computes
+//   bc = 128                   keys per tile
 //   persistent = true          blocks stay for several tiles
 //   q_stages = 1               Q tiles in shared memory: 2 bring the next one early
-//   k_stages = 2               K tiles in shared memory
-//   v_stages = 2               V tiles in shared memory
-//   schedule = overlapped      the next scores: before these outputs, or behind them
+//   k_stages = 3               K tiles in shared memory
+//   v_stages = 3               V tiles in shared memory
+//   schedule = chained         the next scores: before these outputs, or behind them
 //   q_in_registers = false     keep Q in registers, which relieves shared memory
-//   order_of_groups = free     what warpgroups do in turns: nothing, products, exponentials
-//   rescale = always           when outputs follow the running maximum: once it grew, or always
+//   order_of_groups = products what warpgroups do in turns: nothing, products, exponentials
+//   rescale = lazy             when outputs follow the running maximum: once it grew, or always
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
 //   section = 1                heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
@@ -24,8 +24,8 @@
 //   powers = straight          powers of two as weights of eight bits: rounded, or straight lines from one to the next
 //   promotion = segments       whose outputs of eight bits the tensor cores sum: a tile's, or those of 2048 keys
 //
-// Measured on NVIDIA H200, batch 8, 32 heads, 2048 rows, without a mask: 386.2 us (median), spread 6.7 %,
-// 711.7 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 3.1e-02.
+// Measured on NVIDIA H200, batch 8, 32 heads, 2048 rows, without a mask: 367.1 us (median), spread 2.9 %,
+// 748.8 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 3.5e-02.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -37,9 +37,9 @@
 //
 //     flashgen emit e4m3_eight_d64_b8_h32_n2048.cu \
 //         --device h200 --dtype e4m3 --precision eight --d 64 --batch 8 --heads 32 --seqlen 2048 \
-//         --family wgmma --set br=128 --set bc=256 --set persistent=true --set q_stages=1 --set k_stages=2 \
-//         --set v_stages=2 --set schedule=overlapped --set q_in_registers=false --set order_of_groups=free \
-//         --set rescale=always --set poly_exp=0 --set section=1 --set min_blocks=1 --set o_apart=true \
+//         --family wgmma --set br=192 --set bc=128 --set persistent=true --set q_stages=1 --set k_stages=3 \
+//         --set v_stages=3 --set schedule=chained --set q_in_registers=false --set order_of_groups=products \
+//         --set rescale=lazy --set poly_exp=0 --set section=1 --set min_blocks=1 --set o_apart=true \
 //         --set weights=e4m3 --set values=in_front --set powers=straight --set promotion=segments
 
 #include <cuda_fp8.h>
@@ -83,13 +83,13 @@ constexpr int kD = 64;  // head dim of queries and keys
 constexpr int kDv = 64;  // head dim of values and outputs
 constexpr int kVec = 16;  // elements that strides must be multiples of, for the copy engine
 
-constexpr int kBr = 128;  // query rows per tile: 64 for each consumer
-constexpr int kBc = 256;  // keys per tile
-constexpr int kConsumers = 2;  // warpgroups that compute, beside the producer
+constexpr int kBr = 192;  // query rows per tile: 64 for each consumer
+constexpr int kBc = 128;  // keys per tile
+constexpr int kConsumers = 3;  // warpgroups that compute, beside the producer
 constexpr int kWarpgroup = 128;  // threads of a warpgroup
-constexpr int kThreads = 384;
+constexpr int kThreads = 512;
 constexpr int kMaxBlocks = 132;  // that NVIDIA H200 runs at once, each of which takes several tiles
-constexpr int kKStages = 2, kVStages = 2;  // tiles of K and of V in shared memory
+constexpr int kKStages = 3, kVStages = 3;  // tiles of K and of V in shared memory
 constexpr int kQStages = 1;  // Q tiles in shared memory
 
 // A tile in shared memory is made of chunks, whose rows are swizzled: of 128 bytes, 128 columns of Q and K, 64 of O; of
@@ -104,12 +104,13 @@ constexpr int kValueTiles = kDv / 8;  // columns of eight in a thread's outputs
 
 // Named barriers of the block, by consumer.
 constexpr int kConsumerBarrier = 1;  // its own
+constexpr int kOrderBarrier = 1 + kConsumers;  // tells it that the one before it has done
 
 constexpr unsigned kQBytes = 64 * kDChunks * kQkChunk * sizeof(Element);  // of one consumer
 constexpr unsigned kKBytes = kBc * kDChunks * kQkChunk * sizeof(Element);
 constexpr unsigned kVBytes = kBc * (kDv + 8) * sizeof(Element);  // in memory, too
 
-constexpr int kSummedTiles = 8;  // tiles whose outputs the tensor cores sum
+constexpr int kSummedTiles = 16;  // tiles whose outputs the tensor cores sum
 constexpr int kOutputs = kDv / 2 + 4;  // a thread's, and those of eight more columns, the first of which sums weights
 // Weights are kept 2^kWeightExponent times as large: that of a row's maximum is the largest power of two that e4m3 has.
 constexpr float kWeightExponent = 8.0f;
@@ -133,7 +134,7 @@ struct SharedStorage {
   Barrier q_full[kQStages][kConsumers], q_empty[kQStages];
   Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
 };
-static_assert(sizeof(SharedStorage) == 136192, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 126976, "the size that pruning counted on");
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
@@ -194,6 +195,11 @@ __device__ __forceinline__ void barrier_wait(Barrier* barrier, unsigned parity) 
 // Waits until `threads` threads have come to barrier `id` of the block, this one's warp among them.
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
+// Comes to barrier `id` and goes on.
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
 // Shows ordinary writes to shared memory to the copy engine and the tensor cores.
@@ -282,13 +288,6 @@ __device__ __forceinline__ float fma_saturated(float a, float b, float c) {
   return d;
 }
 
-// Keeps the compiler from making these after the next wait.
-template <int n>
-__device__ __forceinline__ void hold(unsigned (&registers)[n]) {
-#pragma unroll
-  for (int i = 0; i < n; ++i) asm volatile("" : "+r"(registers[i]) : : "memory");
-}
-
 // Four e4m3 numbers, the first in the low byte, as two pairs of f16.
 __device__ __forceinline__ void e4m3_to_halves(unsigned (&pairs)[2], unsigned four) {
   asm("{\n"
@@ -333,22 +332,18 @@ __device__ __forceinline__ void hold(float (&registers)[n]) {
 
 // D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. q k^T reads both factors from shared memory,
 // p v has p in registers and v transposed.
-__device__ __forceinline__ void wgmma_m64n256k32_e4m3_ss(
-    float (&d)[128], unsigned long long a, unsigned long long b, bool accumulate) {
+__device__ __forceinline__ void wgmma_m64n128k32_e4m3_ss(
+    float (&d)[64], unsigned long long a, unsigned long long b, bool accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      "setp.ne.b32 p, %130, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n256k32.f32.e4m3.e4m3 "
+      "setp.ne.b32 p, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
       "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-      "%128, %129, p, 1, 1;\n"
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+      "%64, %65, p, 1, 1;\n"
       "}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
@@ -357,15 +352,7 @@ __device__ __forceinline__ void wgmma_m64n256k32_e4m3_ss(
         "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
         "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
         "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
-        "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]),
-        "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]),
-        "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]),
-        "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]),
-        "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]),
-        "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]),
-        "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]),
-        "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
       : "l"(a), "l"(b), "r"(int(accumulate)));
 }
 
@@ -502,26 +489,72 @@ struct SoftmaxState {
   float sum[2];  // this thread's share of the sums of weights
 };
 
-// Raises the running maximum of each row to the tile's. What was summed so far must be multiplied by `rescale`.
+// By how many powers of two a row's weights are measured against more than its maximum, which then seldom grows: by as
+// many as the sum of a tile's weights is above the largest, up to a limit. What is too small for a weight is as small
+// beside that sum as it was beside the maximum.
 template <int n>
-__device__ __forceinline__ void raise_maximum(
-    const float (&s)[n], SoftmaxState& softmax, float (&rescale)[2], float scale) {
+__device__ __forceinline__ float room_above(const float (&s)[n], int h, float row_max, float scale) {
+  const float base = kRowsMayBeEmpty && row_max == -kInfinity ? 0.0f : row_max;
+  float sum = 0.0f;
+#pragma unroll
+  for (int t = 0; t < n / 4; ++t) {
+    sum += exp2f(fmaf(s[4 * t + 2 * h], scale, -base)) + exp2f(fmaf(s[4 * t + 2 * h + 1], scale, -base));
+  }
+  sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+  sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+  return fminf(fmaxf(log2f(sum), 0.0f), 3.5f);  // none where no key was seen
+}
+
+// Raises the running maximum of each row to the tile's, and beyond where the tile `makes_room`. What was summed so far must be multiplied by `rescale`,
+// where true is returned.
+template <int n>
+__device__ __forceinline__ bool raise_maximum(
+    const float (&s)[n], SoftmaxState& softmax, float (&rescale)[2], float scale, bool makes_room) {
+  // A maximum that is out of date by a factor of 2^0.75 harms neither range nor precision. As integers, positive
+  // floats compare as they are; zero bounds the others.
+  bool grown = makes_room;
+  float bounds[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    float tile_max = larger_or_none(s[2 * h], s[2 * h + 1]);
+    int bound = 0;
 #pragma unroll
-    for (int t = 1; t < n / 4; ++t) {
-      tile_max = larger_or_none(tile_max, larger_or_none(s[4 * t + 2 * h], s[4 * t + 2 * h + 1]));
+    for (int t = 0; t < n / 4; ++t) {
+      bound = __vimax3_s32(bound, __float_as_int(s[4 * t + 2 * h]), __float_as_int(s[4 * t + 2 * h + 1]));
     }
-    tile_max = larger_or_none(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
-    tile_max = larger_or_none(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
-    const float row_max = larger_or_none(softmax.max[h], tile_max * scale);
+    bounds[h] = __int_as_float(bound);
+    grown |= !(fmaf(bounds[h], scale, -softmax.max[h]) <= 0.75f);  // or no number
+  }
+  if (!__any_sync(0xffffffffu, grown)) return false;
+  // Where each row has a score above zero, the largest of them is that of its scores.
+  bool known = true;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    bounds[h] = larger_or_none(bounds[h], __shfl_xor_sync(0xffffffffu, bounds[h], 1));
+    bounds[h] = larger_or_none(bounds[h], __shfl_xor_sync(0xffffffffu, bounds[h], 2));
+    known &= bounds[h] != 0.0f;
+  }
+  known = __all_sync(0xffffffffu, known);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float tile_max = bounds[h];
+    if (!known) {
+      tile_max = larger_or_none(s[2 * h], s[2 * h + 1]);
+#pragma unroll
+      for (int t = 1; t < n / 4; ++t) {
+        tile_max = larger_or_none(tile_max, larger_or_none(s[4 * t + 2 * h], s[4 * t + 2 * h + 1]));
+      }
+      tile_max = larger_or_none(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
+      tile_max = larger_or_none(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
+    }
+    float row_max = larger_or_none(softmax.max[h], tile_max * scale);
+    if (makes_room) row_max += room_above(s, h, row_max, scale);
     // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
     const float base = kRowsMayBeEmpty && row_max == -kInfinity ? 0.0f : row_max;
     rescale[h] = exp2f(softmax.max[h] - base);
     softmax.max[h] = row_max;
     softmax.sum[h] *= rescale[h];
   }
+  return true;
 }
 
 // Turns the scores of a tile into weights, 2^(score - maximum), by multiply-adds alone: e4m3's numbers, counted from
@@ -634,7 +667,7 @@ __device__ __forceinline__ void start_qk(
 #pragma unroll
   for (int step = 0; step < kDSteps; ++step) {
     const unsigned long long k_step = step_of_columns<KChunk>(k, step);
-    wgmma_m64n256k32_e4m3_ss(s, step_of_columns<QChunk>(q, step), k_step, step > 0);
+    wgmma_m64n128k32_e4m3_ss(s, step_of_columns<QChunk>(q, step), k_step, step > 0);
   }
   wgmma_commit();
 }
@@ -656,6 +689,15 @@ __device__ __forceinline__ void negate_q(QChunk* q, int consumer) {
   for (int i = threadIdx.x % kWarpgroup; i < kDChunks * 64 * kQkChunk / 4; i += kWarpgroup) fours[i] ^= 0x80808080u;
   fence_proxy_async();
   named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
+}
+
+// An ordered barrier: consumers compute products one after the other, so that one's softmax runs beside
+// another's products.
+__device__ __forceinline__ void order_wait(int consumer) {
+  named_barrier_sync(kOrderBarrier + consumer, 2 * kWarpgroup);
+}
+__device__ __forceinline__ void order_arrive(int consumer) {
+  named_barrier_arrive(kOrderBarrier + (consumer + 1) % kConsumers, 2 * kWarpgroup);
 }
 
 // Where the log-sum-exps of a tile's head start.
@@ -814,7 +856,7 @@ __device__ __forceinline__ void load_keys(
 
 // Where a tile of a head's values is, which a launch in front leaves.
 __device__ __forceinline__ VChunk* values_of(const AttentionArgs& args, int batch, int head, int tile) {
-  unsigned char* const values = reinterpret_cast<unsigned char*>(args.workspace + 675840);
+  unsigned char* const values = reinterpret_cast<unsigned char*>(args.workspace + 1013760);
   const long long tiles = (args.seqlen_k + kBc - 1) / kBc;
   return reinterpret_cast<VChunk*>(
       values + ((static_cast<long long>(batch) * args.num_kv_heads + head) * tiles + tile) * kVBytes);
@@ -898,6 +940,8 @@ __device__ __forceinline__ void consume_tile(
   constexpr int kNextK = sizeof(smem.k[0]) >> 4, kNextV = sizeof(smem.v[0]) >> 4;  // as descriptors count
   for (int n = tile.last_tile; n > last_tile; --n) {
     // Keys that only other consumers see.
+    order_wait(consumer);
+    order_arrive(consumer);
     barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
     named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);  // no warp may fall behind by a phase
     if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
@@ -912,7 +956,9 @@ __device__ __forceinline__ void consume_tile(
     float s[kBc / 2], rescale[2];
     unsigned p[kKeySteps][4], pairs[kBc / 4];
     barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+    order_wait(consumer);
     start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
+    order_arrive(consumer);
     wgmma_wait<0>();
     hold(s);
     if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
@@ -920,33 +966,31 @@ __device__ __forceinline__ void consume_tile(
     if (leader && n == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);
     k_pipe.advance();
     if (n >= first_partial) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
-    raise_maximum(s, softmax, rescale, scale);
+    raise_maximum(s, softmax, rescale, scale, true);
     weigh(s, pairs, softmax, scale);
     pack_weights(pairs, p);
-    if (n > first_tile) barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
 #pragma unroll 1
     for (--n; n >= first_tile; --n) {
-      // The next weights are made while these outputs are multiplied.
-      start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
+      // The next scores follow these outputs through the tensor cores without a gap.
       barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
+      order_wait(consumer);
       start_pv(o, p, v_desc + v_pipe.stage * kNextV);
-      const int v_stage = v_pipe.stage;
-      v_pipe.advance();
+      barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+      start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
+      order_arrive(consumer);
       wgmma_wait<1>();
+      hold(o);
+      if (leader) barrier_arrive(&smem.v_empty[v_pipe.stage]);
+      v_pipe.advance();
+      wgmma_wait<0>();
       hold(s);
       if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
       if (leader && n == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);
       k_pipe.advance();
       if (n >= first_partial) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
-      raise_maximum(s, softmax, rescale, scale);
+      if (raise_maximum(s, softmax, rescale, scale, n == first_partial - 1)) rescale_output(o, rescale);
       weigh(s, pairs, softmax, scale);
-      hold(pairs);
-      if (n > first_tile) barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
-      wgmma_wait<0>();
-      hold(o);
-      if (leader) barrier_arrive(&smem.v_empty[v_stage]);
       pack_weights(pairs, p);
-      rescale_output(o, rescale);
       take_sums(o, softmax);
       if (n % kSummedTiles == 0 || n == first_tile) {
         if (has_kept) add_kept(args, o, softmax);
@@ -1087,8 +1131,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       });
     }
   } else {
-    take_registers<240>();
+    take_registers<160>();
     const int consumer = warp / 4 - 1;
+    if (consumer == kConsumers - 1) order_arrive(consumer);
     for_each_tile(args, [&](const Tile& tile) {
       consume_tile(args, maps, smem, tile, consumer, q_pipe, k_pipe, v_pipe);
     });
@@ -1130,7 +1175,7 @@ static cudaError_t encode_map(
 extern "C" long long attention_e4m3_eight_d64_workspace_bytes(const AttentionArgs* args) {
   const long long batch = args->batch, num_kv_heads = args->num_kv_heads;
   const long long seqlen_k = args->seqlen_k;
-  return 4 * ((batch * num_kv_heads * ((seqlen_k + 255) / 256) * 4608 + 63) / 64 * 64 + 675840);
+  return 4 * ((batch * num_kv_heads * ((seqlen_k + 127) / 128) * 2304 + 63) / 64 * 64 + 1013760);
 }
 
 // How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
@@ -1181,7 +1226,7 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& b
   if (q_status != cudaSuccess) return q_status;
   const cudaError_t k_status = encode_map(
       &maps.k, any_keys ? args->k : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 128, 256,
+      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 128, 128,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (k_status != cudaSuccess) return k_status;
   const cudaError_t o_status = encode_map(
@@ -1227,4 +1272,4 @@ extern "C" int attention_e4m3_eight_d64(const AttentionArgs* args, cudaStream_t 
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "e4m3", "batch": 8, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "eight"}, "family": "wgmma", "variant": {"pack_heads": false, "br": 128, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 256, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "weights": "e4m3", "values": "in_front", "powers": "straight", "promotion": "segments", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 2, "v_stages": 2, "summed_columns": 0, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "free", "rescale": "always", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_e4m3_eight_d64", "launches": [{"threads": 128, "smem_bytes": 16, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "walked_tiles", "of_keys": true}, {"threads": 384, "smem_bytes": 136192, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 256, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "e55af3465924c81e", "figures": [1965, 1093]}
+// flashgen: {"problem": {"dtype": "e4m3", "batch": 8, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "eight"}, "family": "wgmma", "variant": {"pack_heads": false, "br": 192, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 128, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "weights": "e4m3", "values": "in_front", "powers": "straight", "promotion": "segments", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 3, "v_stages": 3, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_e4m3_eight_d64", "launches": [{"threads": 128, "smem_bytes": 16, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "walked_tiles", "of_keys": true}, {"threads": 512, "smem_bytes": 126976, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "a2f5daaf8b107550", "figures": [1965, 1092]}
