@@ -489,8 +489,8 @@ __device__ __forceinline__ float room_above(const float (&s)[n], int h, float ro
   return fminf(fmaxf(log2f(sum), 0.0f), 3.5f);  // none where no key was seen
 }
 
-// Raises the running maximum of each row to the tile's, and beyond where the tile `makes_room`. What was summed so far must be multiplied by `rescale`,
-// where true is returned.
+// Raises the running maximum of each row to the tile's, and beyond where the tile `makes_room`. What was summed so far
+// must be multiplied by `rescale`, where true is returned.
 template <int n>
 __device__ __forceinline__ bool raise_maximum(
     const float (&s)[n], SoftmaxState& softmax, float (&rescale)[2], float scale, bool makes_room) {
