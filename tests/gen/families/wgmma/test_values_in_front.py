@@ -249,6 +249,30 @@ def test_straight_powers_keep_their_promise(rescale):
 
 
 @needs_compiler
+def test_a_key_that_outweighs_all_others_by_far_leaves_them_their_share():
+    """It is met first, where weights leave room for maxima to grow only as far as their sum allows: 8191 keys
+    that weigh e^-10 of it each have a quarter of the row."""
+    rng, numbers = np.random.default_rng(11), ml_dtypes.float8_e4m3fn
+    q = rng.standard_normal((1, 1, 64, 64), np.float32)
+    k, v = (rng.standard_normal((1, 1, 8192, 64), np.float32) for _ in "kv")
+    q[..., 0], k[..., 0], k[..., -1, :] = 4.0, 0.0, 0.0
+    k[..., -1, 0] = 20.0
+    arrays = [x.astype(numbers) for x in (q, k, v)]
+    expected = reference.attention(
+        *(x.astype(np.float32) for x in arrays), scale=0.125, scores=scores_of(causal=False)
+    ).o
+    kernel = render(replace(STRAIGHT, bc=128), ASKED, H200)
+    bounded = "fminf(fmaxf(log2f(sum), 0.0f), 3.5f)"
+    assert bounded in kernel.source
+    device, errors = SimDevice("h200", H200), []
+    for source in (kernel.source, kernel.source.replace(bounded, "3.5f")):
+        build = device.toolchain().build(replace(kernel, source=source))
+        o, _ = device.open().attend(build, *arrays, scale=0.125)
+        errors.append(np.linalg.norm(o.astype(np.float64) - expected) / np.linalg.norm(expected))
+    assert errors[0] < ASKED.tolerance and errors[1] > 2 * ASKED.tolerance
+
+
+@needs_compiler
 def test_straight_powers_are_right_on_average():
     """Of scores that lie evenly between powers of two the sums are too large and too small as often."""
     numbers = ml_dtypes.float8_e4m3fn
