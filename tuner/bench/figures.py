@@ -29,6 +29,8 @@ OUR_NAMES = (OURS, OURS_SAME_BITS)
 #: flashgen's own kernel of sixteen bits beside one of eight: a contender as others are, for users may run it
 #: instead.
 OURS_16_BITS = OURS + "-bf16"
+#: All of flashgen's own, of whose errors none is a rival's.
+OUR_KERNELS = (*OUR_NAMES, OURS_16_BITS)
 #: What the reasons begin with of contenders that were not ready in time.
 TOOK_LONGER = "took longer than"
 #: What `Row.ratio` takes beside the names of contenders.
@@ -177,8 +179,7 @@ class Row:
     def error_ratio(self) -> float | None:
         """flashgen's error over the least of PyTorch's on the same inputs."""
         ours = self.cells.get(OURS, Cell()).error
-        ours_too = (*OUR_NAMES, OURS_16_BITS)
-        theirs = [c.error for name, c in self.cells.items() if name not in ours_too and c.error]
+        theirs = [c.error for name, c in self.cells.items() if name not in OUR_KERNELS and c.error]
         return None if ours is None or not theirs else ours / min(theirs)
 
     def bound(self, ceilings: Ceilings) -> Bound | None:

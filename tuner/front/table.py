@@ -62,8 +62,11 @@ class MadeTable(_Table):
 
     def outlines(self, dtypes: tuple[str, ...]) -> tuple[Tuned, ...]:
         """Returns what kernels of each type have in common."""
-        common: dict[str, Any] = {"scoring": self.scoring, "backward": self.backward}
-        common["precision"] = self.precision
+        common: dict[str, Any] = {
+            "precision": self.precision,
+            "scoring": self.scoring,
+            "backward": self.backward,
+        }
         return tuple(outline_of(Problem(dtype=each, **common)) for each in dtypes)
 
     # ---- what is served

@@ -14,6 +14,7 @@ from ..bench.contenders import LADDER
 from ..bench.figures import (
     BEST,
     CUDNN,
+    OUR_KERNELS,
     OURS,
     OURS_16_BITS,
     OURS_SAME_BITS,
@@ -417,7 +418,7 @@ def errors_table(errors: Sequence[KernelErrors]) -> Table:
     lines = []
     for (kind, _, dims, inputs), members in sorted(groups.items()):
         worst = {n: _largest(m.errors.get(n) for m in members) for n in (OURS, *names)}
-        theirs = [value for name in names if name != OURS_16_BITS and (value := worst[name])]
+        theirs = [value for name in names if name not in OUR_KERNELS and (value := worst[name])]
         ours = worst[OURS]
         least = ours / min(theirs) if ours is not None and theirs else None
         lines.append((kind, dims, inputs, *(error(worst[n]) for n in (OURS, *names)), ratio(least)))

@@ -225,7 +225,8 @@ class Wgmma(AdvisedParameters):
             "dv_chunks": chunks(problem.head_dim_v),
             "value_tiles": problem.head_dim_v // 8,
             "value_columns": self.value_columns(problem),
-            "product_columns": PRODUCT_COLUMNS,
+            # Where one product has no room for the columns that sum weights, another makes them.
+            "sums_alone": self.value_columns(problem) > PRODUCT_COLUMNS,
             "outputs": "kOutputs" if self.sums_by_products else "kDv / 2",
             "straight_steps": STRAIGHT_STEPS,
             "straight_bias": STRAIGHT_BIAS,

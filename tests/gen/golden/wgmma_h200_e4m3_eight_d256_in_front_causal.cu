@@ -565,7 +565,8 @@ __device__ __forceinline__ uint4* kept_sums(const AttentionArgs& args) {
 }
 
 // Adds them to what was summed since.
-__device__ __forceinline__ void add_kept(const AttentionArgs& args, float (&o)[kDv / 2], const SoftmaxState& softmax) {
+__device__ __forceinline__ void add_kept(
+    const AttentionArgs& args, float (&o)[kDv / 2], const SoftmaxState& softmax) {
   const uint4* const sums = kept_sums(args);
   const uint4 max = sums[kDv / 16 * kWarpgroup];
   float factor[2];
@@ -588,7 +589,8 @@ __device__ __forceinline__ void add_kept(const AttentionArgs& args, float (&o)[k
 }
 
 // Leaves all sums so far, so that the tensor cores begin anew.
-__device__ __forceinline__ void keep_sums(const AttentionArgs& args, float (&o)[kDv / 2], const SoftmaxState& softmax) {
+__device__ __forceinline__ void keep_sums(
+    const AttentionArgs& args, float (&o)[kDv / 2], const SoftmaxState& softmax) {
   uint4* const sums = kept_sums(args);
 #pragma unroll
   for (int i = 0; i < kDv / 16; ++i) {

@@ -92,8 +92,8 @@ def test_the_cover_leaves_nothing_out():
         "values",
         "powers",
         "promotion",
+        "copiers",
     )
-    others += ("copiers",)
     chosen = [p for p in Wgmma.parameters() if p.name not in others]
     choices = {(p.name, choice) for p in chosen for choice in p.choices}
     left = {("split_by", "tiles"), ("split", "in_front"), ("weights", "e4m3")}
