@@ -10,7 +10,7 @@
 //   bc = 16                    keys per tile
 //   layout = swizzled          how rows in shared memory avoid bank conflicts
 //   d_steps = exact            q k^T's last step: of 8 columns where the head dim ends, or of 16
-//   q_in_registers = true      keep Q in registers for the whole block
+//   q_in_registers = false     keep Q in registers for the whole block
 //   stages = 3                 K/V tiles in shared memory; 1: K and V are fetched in turns
 //   rescale = lazy             when outputs follow the running maximum: once it grew, or always
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
@@ -20,12 +20,13 @@
 //   pack_heads = true          query heads that share keys fill one tile's rows together
 //   key_warps = 8              warps with the same rows, which take tiles of keys in turns
 //   splits = 8                 blocks of a cluster that share the keys of a tile of rows
+//   merge = at_once            how results of shares of keys meet: by halves of the warps, or all at once
 //   evict_first = true         what is copied leaves L2 before anything else does
 //
 // Measured on NVIDIA H200, batch 1, 32 query and 8 key/value heads, 1 query and 8192 key rows, without a
-// mask: 18.34 us (median), spread 2.8 %, 7.3 TFLOP/s, 181 registers per thread, occupancy 12 %. Largest error
+// mask: 16.13 us (median), spread 2.0 %, 8.3 TFLOP/s, 145 registers per thread, occupancy 12 %. Largest error
 // per head against float64: 2.2e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen
-// 0.1.0, seed 0.
+// 0.2.0, seed 0.
 //
 // Build:
 //
@@ -37,9 +38,9 @@
 //     flashgen emit bf16_d128_b1_h32_kv8_n1_m8192.cu \
 //         --device h200 --dtype bf16 --d 128 --batch 1 --heads 32 --kv-heads 8 --seqlen-q 1 --seqlen-k 8192 \
 //         --family mma --set br=16 --set rows_per_warp=16 --set bc=16 --set layout=swizzled \
-//         --set d_steps=exact --set q_in_registers=true --set stages=3 --set rescale=lazy --set poly_exp=0 \
+//         --set d_steps=exact --set q_in_registers=false --set stages=3 --set rescale=lazy --set poly_exp=0 \
 //         --set heads=1 --set min_blocks=1 --set block_order=by_head --set pack_heads=true \
-//         --set key_warps=8 --set splits=8 --set evict_first=true
+//         --set key_warps=8 --set splits=8 --set merge=at_once --set evict_first=true
 
 #include <cuda_bf16.h>
 #include <cuda_pipeline.h>
@@ -82,12 +83,13 @@ constexpr int kKeyTiles = kBc / 8;  // columns of eight keys in a warp's scores
 constexpr int kWideSteps = 8;  // steps of 16 along the head dim in q k^T
 constexpr int kValueTiles = 16;  // columns of eight in a warp's outputs
 
-constexpr unsigned kSigns = 0x80008000u;  // of the two elements in a register
-
 // Elements between rows in shared memory.
+constexpr int kQStride = 128;
 constexpr int kKStride = 128;
 constexpr int kVStride = 128;
 constexpr int kPartialStride = 136;  // of outputs, as floats
+constexpr int kWidth = 4;  // columns that a thread puts together
+constexpr int kOwnColumns = 16;  // that a block of the cluster writes, kOwnColumns * split and those behind it
 
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
@@ -95,6 +97,7 @@ constexpr bool kRowsMayBeEmpty = kCausal;  // though there are keys
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 
 struct Tiles {
+  alignas(16) Element q[kBr * kQStride];
   alignas(16) Element k[kKeyWarps][kStages][kBc * kKStride];
   alignas(16) Element v[kKeyWarps][kStages][kBc * kVStride];
 };
@@ -106,12 +109,21 @@ struct PartialResult {
   float row_max[kBr];
 };
 
-// Partial results take the place of tiles that nobody needs any more.
-union SharedStorage {
-  Tiles tiles;
-  PartialResult partial_results[8];
+// What the cluster's blocks make of the columns that one of them writes.
+struct ReceivedResults {
+  alignas(16) float o[kSplits][kBr][kOwnColumns];
+  float row_max[kSplits][kBr], row_sum[kSplits][kBr];
 };
-static_assert(sizeof(SharedStorage) == 196608, "the size that pruning counted on");
+
+// Partial results take the place of tiles that nobody needs any more; those of others may come before that.
+struct SharedStorage {
+  union {
+    Tiles tiles;
+    PartialResult partial_results[8];
+  };
+  ReceivedResults received;
+};
+static_assert(sizeof(SharedStorage) == 209920, "the size that pruning counted on");
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
@@ -162,23 +174,31 @@ __device__ __forceinline__ void cluster_sync() {
       : "memory");
 }
 
-// Reads n floats (1, 2 or 4) of a block of the cluster, from where `shared` is in this block's shared memory.
+// Tells the cluster that this thread has begun; waits until all have. Orders no accesses.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.relaxed;" : : : "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait;" : : : "memory");
+}
+
+// Writes n floats (1, 2 or 4) to a block of the cluster, to where `shared` is in this block's shared memory.
 template <int n>
-__device__ __forceinline__ void load_from_block(float (&values)[n], const float* shared, int block) {
+__device__ __forceinline__ void store_to_block(float* shared, const float (&values)[n], int block) {
   unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
   asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(block));
   if constexpr (n == 4) {
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(values[0]), "=f"(values[1]), "=f"(values[2]), "=f"(values[3])
-                 : "r"(address)
+    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "r"(address), "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3])
                  : "memory");
   } else if constexpr (n == 2) {
-    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
-                 : "=f"(values[0]), "=f"(values[1])
-                 : "r"(address)
+    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};"
+                 :
+                 : "r"(address), "f"(values[0]), "f"(values[1])
                  : "memory");
   } else {
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(values[0]) : "r"(address) : "memory");
+    asm volatile("st.shared::cluster.f32 [%0], %1;" : : "r"(address), "f"(values[0]) : "memory");
   }
 }
 
@@ -203,6 +223,11 @@ __device__ __forceinline__ void copy_vector(Element* shared, const Element* glob
   copy_async<kVec * sizeof(Element)>(shared, global, inside);
 }
 
+__device__ __forceinline__ int q_offset(int row, int x) {
+  // XOR of the 16-byte chunk with the row spreads neighbouring rows over the banks.
+  return row * kQStride + (x ^ (row % 8 * 8));
+}
+
 __device__ __forceinline__ int k_offset(int key, int x) {
   // XOR of the 16-byte chunk with the row spreads neighbouring rows over the banks.
   return key * kKStride + (x ^ (key % 8 * 8));
@@ -216,6 +241,21 @@ __device__ __forceinline__ int v_offset(int key, int x) {
 // Where a packed row begins: row r is position r / group of head r % group, of `group` query heads that share keys.
 __device__ __forceinline__ long long packed_offset(int row, int group, long long stride, long long head_stride) {
   return row / group * stride + row % group * head_stride;
+}
+
+// A thread's share of the copy of Q to shared memory. Rows from `num_rows` on become zeros.
+__device__ __forceinline__ void fetch_q(
+    Element* tile, const Element* q, long long stride, long long head_stride, int group, int first_row, int num_rows) {
+  const int tile_row = threadIdx.x / 16, first_x = threadIdx.x % 16 * kVec;
+#pragma unroll
+  for (int r = 0; r < 1; ++r) {
+    const int row = tile_row + r * 16;
+    const Element* source = q + packed_offset(first_row + row, group, stride, head_stride) + first_x;
+#pragma unroll
+    for (int x = 0; x < kD; x += 128) {
+      copy_vector(tile + q_offset(row, first_x + x), source + x, first_row + row < num_rows);
+    }
+  }
 }
 
 // A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
@@ -248,34 +288,9 @@ __device__ __forceinline__ void fetch_v(Element* tile, const Element* source, lo
   }
 }
 
-// Transposes four registers of four neighbouring lanes: lane c's register j goes to lane j's register c. So the pieces
-// of 4 bytes that a fragment is made of turn into accesses of 16 bytes.
-__device__ __forceinline__ void transpose_quad(unsigned (&r)[4]) {
-  const bool odd = threadIdx.x % 2, upper = threadIdx.x / 2 % 2;
-#pragma unroll
-  for (int j = 0; j < 4; j += 2) {
-    const unsigned received = __shfl_xor_sync(0xffffffffu, odd ? r[j] : r[j + 1], 1);
-    if (odd) {
-      r[j] = received;
-    } else {
-      r[j + 1] = received;
-    }
-  }
-#pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    const unsigned received = __shfl_xor_sync(0xffffffffu, upper ? r[j] : r[j + 2], 2);
-    if (upper) {
-      r[j] = received;
-    } else {
-      r[j + 2] = received;
-    }
-  }
-}
-
 // One warp's state: its rows of Q, O and the softmax, as the fragments of the tensor cores have them. A lane owns
 // rows g and g + 8 of each row tile, g = lane / 4, and of each column tile columns 2 c and 2 c + 1, c = lane % 4.
 struct Warp {
-  unsigned q[kRowTiles][32];
   float o[kRowTiles][kValueTiles][4] = {};
   float row_max[kRowTiles][2];  // in units of the exponents of two
   float row_sum[kRowTiles][2] = {};
@@ -284,30 +299,13 @@ struct Warp {
 using Scores = float[kRowTiles][kKeyTiles][4];
 constexpr int kOperand = kRowTiles * 8;  // a lane's scores that make an operand of 16 keys
 
-// Reads a warp's Q fragments, rows [first, first + 16 kRowTiles); rows from `end` on are zeros.
-__device__ __forceinline__ void load_q(
-    Warp& warp, const Element* q, long long stride, long long head_stride, int group,
-    int first, int end, unsigned sign) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-    // Fragments of a step: rows g and g + 8 of its first half, then of its second. Each lane of four reads one half,
-    // whole, for all.
-#pragma unroll
-    for (int f = 0; f < 32; f += 8) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int row = first + 16 * i + lane / 4 + 8 * h, x = f / 2 * 8 + lane % 4 * 8;
-        uint4 half = make_uint4(0, 0, 0, 0);
-        const Element* source = q + packed_offset(row, group, stride, head_stride) + x;
-        if (row < end) half = *reinterpret_cast<const uint4*>(source);
-        unsigned pieces[4] = {half.x ^ sign, half.y ^ sign, half.z ^ sign, half.w ^ sign};
-        transpose_quad(pieces);
-#pragma unroll
-        for (int j = 0; j < 4 && f + 2 * j < 32; ++j) warp.q[i][f + 2 * j + h] = pieces[j];
-      }
-    }
+// Turns the sign of Q.
+__device__ __forceinline__ void negate_q(Element* q) {
+  for (int i = threadIdx.x; i < kBr * 128; i += kThreads) {
+    Element& element = q[q_offset(i / 128, i % 128)];
+    reinterpret_cast<unsigned short&>(element) ^= 0x8000u;
   }
+  __syncthreads();
 }
 
 // Where the keys end that each of a lane's rows sees.
@@ -413,7 +411,7 @@ __device__ __forceinline__ void weigh_share(
 
 // s = q k^T for the warp's rows and one tile of keys, not scaled.
 __device__ __forceinline__ void multiply_qk(
-    Scores& s, const Warp& warp, const Element* k) {
+    Scores& s, const Element* q, const Element* k) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
@@ -428,8 +426,8 @@ __device__ __forceinline__ void multiply_qk(
     unsigned a[kRowTiles][4];
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-      for (int f = 0; f < 4; ++f) a[i][f] = warp.q[i][step * 4 + f];
+      const Element* row = q + q_offset(16 * i + lane % 16, step * 16 + lane / 16 * 8);
+      ldmatrix_x4(a[i], row);
     }
 #pragma unroll
     for (int t = 0; t < kKeyTiles; t += 2) {
@@ -562,14 +560,27 @@ __device__ __forceinline__ void recompute_row(
   }
 }
 
-// Lays a warp's rows into a partial result, from `first_row` on.
-__device__ __forceinline__ void store_partial(PartialResult& partial, const Warp& warp, int first_row) {
+// Neighbouring columns, moved by one access.
+template <int N>
+struct alignas(4 * N) Columns {
+  float at[N];
+};
+
+__device__ __forceinline__ float sum_of(const PartialResult& result, int row) {
+  const float (&sums)[4] = result.row_sum[row];
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+// Lays a warp's rows into a partial result, from `first_row` on, as far as `end_row`.
+__device__ __forceinline__ void store_partial(
+    PartialResult& partial, const Warp& warp, int first_row, int end_row = kBr) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = first_row + 16 * i + lane / 4 + 8 * h;
+      if (row >= end_row) continue;
       if (lane % 4 == 0) partial.row_max[row] = warp.row_max[i][h];
       partial.row_sum[row][lane % 4] = warp.row_sum[i][h];
 #pragma unroll
@@ -581,59 +592,57 @@ __device__ __forceinline__ void store_partial(PartialResult& partial, const Warp
   }
 }
 
-// Takes in what another warp's keys make of the same rows.
-__device__ __forceinline__ void merge_partial(Warp& warp, const PartialResult& partial) {
-  const int lane = threadIdx.x % 32;
+// What all of a row's keys, or those of a block, make of it: of kWidth columns outputs before their division.
+struct RowResult {
+  float row_max, row_sum;
+  Columns<kWidth> o;
+};
+
+// Puts together what `count` shares of the keys make of a row, in their order; `share` says what each does.
+template <int count, typename Share>
+__device__ __forceinline__ RowResult put_together(const Share& share) {
+  RowResult shares[count], all{-kInfinity};
 #pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = 16 * i + lane / 4 + 8 * h;
-      const float row_max = fmaxf(warp.row_max[i][h], partial.row_max[row]);
-      const float base = row_max == -kInfinity ? 0.0f : row_max;
-      const float own = exp2f(warp.row_max[i][h] - base), other = exp2f(partial.row_max[row] - base);
-      warp.row_max[i][h] = row_max;
-      warp.row_sum[i][h] = fmaf(own, warp.row_sum[i][h], other * partial.row_sum[row][lane % 4]);
-#pragma unroll
-      for (int n = 0; n < kValueTiles; ++n) {
-        const float2 o = *reinterpret_cast<const float2*>(partial.o + row * kPartialStride + n * 8 + lane % 4 * 2);
-        warp.o[i][n][2 * h] = fmaf(own, warp.o[i][n][2 * h], other * o.x);
-        warp.o[i][n][2 * h + 1] = fmaf(own, warp.o[i][n][2 * h + 1], other * o.y);
-      }
-    }
+  for (int i = 0; i < count; ++i) {
+    shares[i] = share(i);
+    all.row_max = fmaxf(all.row_max, shares[i].row_max);
   }
+  const float base = all.row_max == -kInfinity ? 0.0f : all.row_max;
+#pragma unroll
+  for (int i = 0; i < count; ++i) {
+    const float weight = exp2f(shares[i].row_max - base);
+    all.row_sum = fmaf(weight, shares[i].row_sum, all.row_sum);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) all.o.at[j] = fmaf(weight, shares[i].o.at[j], all.o.at[j]);
+  }
+  return all;
 }
 
-// Puts together what the cluster's blocks made of the rows, in the order of their keys, and writes this block's share
-// of o and of the log-sum-exp. `recompute` does the rows again that no product can be trusted with.
+// The columns from x on of a row of the block, of all its warps.
+__device__ __forceinline__ RowResult result_of_warps(const PartialResult* partials, int row, int x) {
+  return put_together<kKeyWarps>([&](int warp) {
+    const PartialResult& partial = partials[warp];
+    const float* const o = partial.o + row * kPartialStride + x;
+    return RowResult{partial.row_max[row], sum_of(partial, row), *reinterpret_cast<const Columns<kWidth>*>(o)};
+  });
+}
+
+// Writes this block's columns of o, and the first block the log-sum-exp. `recompute` does the rows again that no
+// product can be trusted with.
 template <typename Recompute>
-__device__ __forceinline__ void write_merged(
-    const PartialResult& partial, int split, Element* o, long long stride, long long head_stride, int group, float* lse,
-    int first_row, int num_rows, int seqlen_q, const Recompute& recompute) {
-  constexpr int kWidth = 4;  // columns at once
-  const int count = min(kBr, num_rows - first_row) * (kDv / kWidth);
-  const int lane = threadIdx.x % 32;
-  for (int first = split * kThreads + threadIdx.x - lane; first < count; first += kSplits * kThreads) {
-    const int i = first + lane;
-    const int row = min(i, count - 1) / (kDv / kWidth), x = i % (kDv / kWidth) * kWidth;
-    float maxima[kSplits][1], row_max = -kInfinity;
-#pragma unroll
-    for (int block = 0; block < kSplits; ++block) {
-      load_from_block(maxima[block], partial.row_max + row, block);
-      row_max = fmaxf(row_max, maxima[block][0]);
-    }
-    const float base = row_max == -kInfinity ? 0.0f : row_max;
-    float row_sum = 0.0f, outputs[kWidth] = {};
-#pragma unroll
-    for (int block = 0; block < kSplits; ++block) {
-      float its_sum[4], its_outputs[kWidth];
-      load_from_block(its_sum, partial.row_sum[row], block);
-      load_from_block(its_outputs, partial.o + row * kPartialStride + x, block);
-      const float weight = exp2f(maxima[block][0] - base);
-      row_sum = fmaf(weight, (its_sum[0] + its_sum[1]) + (its_sum[2] + its_sum[3]), row_sum);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) outputs[j] = fmaf(weight, its_outputs[j], outputs[j]);
-    }
+__device__ __forceinline__ void write_received(
+    const ReceivedResults& received, int split, Element* o, long long stride, long long head_stride, int group,
+    float* lse, int first_row, int num_rows, int seqlen_q, const Recompute& recompute) {
+  constexpr int kPieces = kOwnColumns / kWidth;
+  const int count = min(kBr, num_rows - first_row) * kPieces, lane = threadIdx.x % 32;
+  for (int first = threadIdx.x - lane; first < count; first += kThreads) {
+    const int i = first + lane, row = min(i, count - 1) / kPieces, own_x = i % kPieces * kWidth;
+    const int x = kOwnColumns * split + own_x;
+    const RowResult result = put_together<kSplits>([&](int block) {
+      const auto its = reinterpret_cast<const Columns<kWidth>*>(received.o[block][row] + own_x);
+      return RowResult{received.row_max[block][row], received.row_sum[block][row], *its};
+    });
+    const float row_max = result.row_max, row_sum = result.row_sum;
     // A row that cannot be trusted is done again by the warp that has its first columns.
     const bool keeps = trusted(row_max, row_sum);
     unsigned untrusted = __ballot_sync(0xffffffffu, !keeps && x == 0 && i < count);
@@ -642,8 +651,9 @@ __device__ __forceinline__ void write_merged(
     }
     if (!keeps || i >= count) continue;
     const float inverse = 1.0f / row_sum;
+    float outputs[kWidth];
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) outputs[j] *= inverse;
+    for (int j = 0; j < kWidth; ++j) outputs[j] = result.o.at[j] * inverse;
     const int packed_row = first_row + row;
     if (lse != nullptr && x == 0) {
       lse[packed_row % group * seqlen_q + packed_row / group] = (row_max + log2f(row_sum)) * kLn2;
@@ -696,11 +706,13 @@ extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(kThreads,
     masked_tile = min(masked_tile, max(0, seen_by_first) / kBc);
     end_tile = min(end_tile, (max(0, seen_by_last) + kBc - 1) / kBc);
   }
+  const Element* warp_q = smem.tiles.q;
   // Maxima are taken of raw scores: a negative scale turns Q's sign instead. A scale of zero becomes too small to
   // matter, since 0 * infinity is not a number.
   const float scale = args.scale == 0.0f ? 1e-30f : fabsf(args.scale) * kLog2e;
 
   // Each thread copies its own share of every tile of its warp.
+  fetch_q(smem.tiles.q, q, args.q_stride_row, args.q_stride_head, group, first_row, num_rows);
   int keys_left = args.seqlen_k - own_tile * kBc;  // from the next tile to come on
   const int copier = threadIdx.x % 32;
   k += (own_tile * kBc + copier / 16) * args.k_stride_row + copier % 16 * kVec;
@@ -717,13 +729,16 @@ extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(kThreads,
     __pipeline_commit();
   }
 
+  cluster_arrive();  // before others bring anything, each has begun
   int ends[kRowTiles][2];
   find_ends(ends, first_row, group, args.seqlen_q, args.seqlen_k);
   Warp warp;
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) warp.row_max[i][0] = warp.row_max[i][1] = -kInfinity;
-  load_q(warp, q, args.q_stride_row, args.q_stride_head, group, first_row, num_rows,
-          args.scale < 0.0f ? kSigns : 0u);
+  __pipeline_wait_prior(kStages - 2);
+
+  __syncthreads();  // Q is there
+  if (args.scale < 0.0f) negate_q(smem.tiles.q);
 
   for (int step = 0; step < num_steps; ++step) {
     const int tile = own_tile + step * kKeyWarps;
@@ -741,7 +756,7 @@ extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(kThreads,
     const int stage = step % kStages;
     if (tile < end_tile) {
       Scores s;
-      multiply_qk(s, warp, smem.tiles.k[warp_index][stage]);
+      multiply_qk(s, warp_q, smem.tiles.k[warp_index][stage]);
       if (tile >= masked_tile) mask(s, ends, tile * kBc);
       float rescale[kRowTiles][2];
       if (raise_maximum(s, warp, rescale, scale)) rescale_output(warp, rescale);
@@ -751,25 +766,30 @@ extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(kThreads,
     }
   }
   __syncthreads();  // no warp needs tiles any more
-  // Half of the warps give what they have to the others, until one has all.
-  for (int half = kKeyWarps / 2; half > 0; half /= 2) {
-    if (half <= warp_index && warp_index < 2 * half) store_partial(smem.partial_results[warp_index - 1], warp, 0);
-    __syncthreads();
-    if (warp_index < half) merge_partial(warp, smem.partial_results[warp_index + half - 1]);
+  store_partial(smem.partial_results[warp_index], warp, 0, num_rows - first_row);
+  __syncthreads();
+  cluster_wait();  // every block has begun, and has room for what it receives
+  const int end_row = min(kBr, num_rows - first_row);
+  for (int i = threadIdx.x; i < end_row * (kDv / kWidth); i += kThreads) {
+    const int row = i / (kDv / kWidth), x = i % (kDv / kWidth) * kWidth;
+    const RowResult result = result_of_warps(smem.partial_results, row, x);
+    const int owner = x / kOwnColumns, its_x = x % kOwnColumns;
+    store_to_block(smem.received.o[split][row] + its_x, result.o.at, owner);
+    if (its_x == 0) {
+      store_to_block(smem.received.row_max[split] + row, {result.row_max}, owner);
+      store_to_block(smem.received.row_sum[split] + row, {result.row_sum}, owner);
+    }
   }
-  PartialResult& partial = smem.partial_results[kKeyWarps - 1];
-  if (warp_index == 0) store_partial(partial, warp, 0);
-  cluster_sync();  // every block's partial result is there
+  cluster_sync();  // every block has what it writes
   const auto recompute = [&](int row) {
     const int packed_row = first_row + row, position = packed_row / group, its_head = packed_row % group;
     recompute_row(args, batch, head + its_head, position, [&](int x, float value) {
       o[packed_offset(packed_row, group, args.o_stride_row, args.o_stride_head) + x] = __float2bfloat16_rn(value);
     });
   };
-  write_merged(
-      partial, split, o, args.o_stride_row, args.o_stride_head, group, lse, first_row, num_rows, args.seqlen_q,
+  write_received(
+      smem.received, split, o, args.o_stride_row, args.o_stride_head, group, lse, first_row, num_rows, args.seqlen_q,
       recompute);
-  cluster_sync();  // a block's shared memory goes with it
 }
 
 #ifndef __CUDACC_RTC__
@@ -807,4 +827,4 @@ extern "C" int attention_bf16_d128(const AttentionArgs* args, cudaStream_t strea
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 1, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 1, "seqlen_k": 8192, "head_dim": 128, "head_dim_v": 128, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": true, "br": 16, "rows_per_warp": 16, "key_warps": 8, "splits": 8, "workspace_splits": 1, "merge": "by_halves", "bc": 16, "layout": "swizzled", "d_steps": "exact", "q_in_registers": true, "q_whole": false, "stages": 3, "far_keys": "walked", "evict_first": true, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 1, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128", "launches": [{"threads": 256, "smem_bytes": 196608, "rows_per_block": 16, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 8, "heads_per_cluster": 1, "role": "kernel"}], "digest": "e9de3b4cb4957170", "figures": [1737, 1063]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 1, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 1, "seqlen_k": 8192, "head_dim": 128, "head_dim_v": 128, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": true, "br": 16, "rows_per_warp": 16, "key_warps": 8, "splits": 8, "workspace_splits": 1, "merge": "at_once", "bc": 16, "layout": "swizzled", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 3, "far_keys": "walked", "evict_first": true, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 1, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128", "launches": [{"threads": 256, "smem_bytes": 209920, "rows_per_block": 16, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 8, "heads_per_cluster": 1, "role": "kernel"}], "digest": "98dff07a2bd7ef0b", "figures": [1844, 1084]}

@@ -131,8 +131,9 @@ static_assert(sizeof(SharedStorage) == 197632, "the size that pruning counted on
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
-// Waits until the launches in front of this one, of the same call, have ended and what they wrote can be read.
-__device__ __forceinline__ void wait_for_earlier_launches() {
+// Waits until the launches in front of this one, of the same call, have ended and what they wrote can be read, by this
+// thread alone.
+__device__ __forceinline__ void wait_alone_for_earlier_launches() {
   asm volatile("griddepcontrol.wait;" : : : "memory");
 }
 
@@ -779,6 +780,7 @@ __device__ __forceinline__ void produce_tile(
 #pragma unroll 1
   for (int consumer = 1; consumer < kConsumers; ++consumer) produce_q(consumer);
   q_pipe.advance();
+  wait_alone_for_earlier_launches();
   for (int n = tile.last_tile - 1; n >= tile.first_tile; --n) {
     if (n > tile.first_tile) produce_k(n - 1);
     Barrier* const full = &smem.v_full[v_pipe.stage];
@@ -947,7 +949,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_e4m3_d128_kernel(const AttentionArgs args, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
-  wait_for_earlier_launches();
   // Read from one lane, so that the compiler knows it to be the same in all.
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
@@ -1121,4 +1122,4 @@ extern "C" int attention_e4m3_d128(const AttentionArgs* args, cudaStream_t strea
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "e4m3", "batch": 2, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 128, "head_dim_v": 128, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"pack_heads": false, "br": 192, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 80, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "weights": "f16", "values": "in_front", "powers": "rounded", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 4, "v_stages": 4, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_e4m3_d128", "launches": [{"threads": 128, "smem_bytes": 16, "rows_per_block": 80, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "walked_tiles", "of_keys": true}, {"threads": 512, "smem_bytes": 197632, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 80, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "cd2fc5a7cb58c5a1", "figures": [1619, 979]}
+// flashgen: {"problem": {"dtype": "e4m3", "batch": 2, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 128, "head_dim_v": 128, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"pack_heads": false, "br": 192, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 80, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "weights": "f16", "values": "in_front", "powers": "rounded", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 4, "v_stages": 4, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_e4m3_d128", "launches": [{"threads": 128, "smem_bytes": 16, "rows_per_block": 80, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "walked_tiles", "of_keys": true}, {"threads": 512, "smem_bytes": 197632, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 80, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "1db2d9e63e9718d2", "figures": [1619, 979]}

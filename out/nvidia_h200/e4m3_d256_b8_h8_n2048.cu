@@ -131,8 +131,9 @@ static_assert(sizeof(SharedStorage) == 197632, "the size that pruning counted on
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
-// Waits until the launches in front of this one, of the same call, have ended and what they wrote can be read.
-__device__ __forceinline__ void wait_for_earlier_launches() {
+// Waits until the launches in front of this one, of the same call, have ended and what they wrote can be read, by this
+// thread alone.
+__device__ __forceinline__ void wait_alone_for_earlier_launches() {
   asm volatile("griddepcontrol.wait;" : : : "memory");
 }
 
@@ -789,6 +790,7 @@ __device__ __forceinline__ void produce_tile(
 #pragma unroll 1
   for (int consumer = 1; consumer < kConsumers; ++consumer) produce_q(consumer);
   q_pipe.advance();
+  wait_alone_for_earlier_launches();
   for (int n = tile.last_tile - 1; n >= tile.first_tile; --n) {
     if (n > tile.first_tile) produce_k(n - 1);
     Barrier* const full = &smem.v_full[v_pipe.stage];
@@ -962,7 +964,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_e4m3_d256_kernel(const AttentionArgs args, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
-  wait_for_earlier_launches();
   // Read from one lane, so that the compiler knows it to be the same in all.
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
@@ -1136,4 +1137,4 @@ extern "C" int attention_e4m3_d256(const AttentionArgs* args, cudaStream_t strea
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "e4m3", "batch": 8, "num_q_heads": 8, "num_kv_heads": 8, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 256, "head_dim_v": 256, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"pack_heads": false, "br": 128, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 64, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "weights": "f16", "values": "in_front", "powers": "rounded", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 2, "v_stages": 2, "summed_columns": 0, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_e4m3_d256", "launches": [{"threads": 128, "smem_bytes": 16, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "walked_tiles", "of_keys": true}, {"threads": 384, "smem_bytes": 197632, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "91b02e8cd5aacfb6", "figures": [1619, 997]}
+// flashgen: {"problem": {"dtype": "e4m3", "batch": 8, "num_q_heads": 8, "num_kv_heads": 8, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 256, "head_dim_v": 256, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"pack_heads": false, "br": 128, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 64, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "weights": "f16", "values": "in_front", "powers": "rounded", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 2, "v_stages": 2, "summed_columns": 0, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_e4m3_d256", "launches": [{"threads": 128, "smem_bytes": 16, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "walked_tiles", "of_keys": true}, {"threads": 384, "smem_bytes": 197632, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "2d6da0c940de585e", "figures": [1619, 997]}

@@ -196,7 +196,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = Attention(KERNELS, operator="attention_e4m3_d256_4c8fded6")
+_bound = Attention(KERNELS, operator="attention_e4m3_d256_1c6c4fc1")
 attention, explain, use, register_torch = _bound.attention, _bound.explain, _bound.use, _bound.register_torch
 
 if __name__ == "__main__":

@@ -4,39 +4,41 @@
 // head_dim) by strides with a contiguous head dim; a causal mask is aligned bottom-right; several query heads
 // may share one key/value head. Lengths, strides, heads and scale are run-time arguments.
 //
-// Family mma:
-//   br = 64                    query rows per block
-//   rows_per_warp = 32         query rows that one warp owns
-//   bc = 56                    keys per tile
-//   layout = swizzled          how rows in shared memory avoid bank conflicts
-//   d_steps = exact            q k^T's last step: of 8 columns where the head dim ends, or of 16
-//   q_in_registers = false     keep Q in registers for the whole block
-//   stages = 2                 K/V tiles in shared memory; 1: K and V are fetched in turns
+// Family wgmma:
+//   br = 64                    query rows per tile, 64 for each warpgroup that computes
+//   bc = 64                    keys per tile
+//   persistent = true          blocks stay for several tiles
+//   q_stages = 1               Q tiles in shared memory: 2 bring the next one early
+//   k_stages = 1               K tiles in shared memory
+//   v_stages = 1               V tiles in shared memory
+//   schedule = chained         the next scores: before these outputs, or behind them
+//   q_in_registers = false     keep Q in registers, which relieves shared memory
+//   order_of_groups = free     what warpgroups do in turns: nothing, products, exponentials
 //   rescale = always           when outputs follow the running maximum: once it grew, or always
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
-//   heads = 1                  heads that one block takes in turn, one's copies beside another's products
-//   min_blocks = 8             blocks per SM the compiler must leave registers for
-//   block_order = by_head      what neighbouring blocks share: a head, or a length
+//   section = 1                heads whose tiles start together by length, 0 all of them
+//   min_blocks = 4             blocks per SM
+//   o_apart = true             outputs leave by room of their own, beside which the next Q comes
 //
-// Measured on NVIDIA H200, batch 4096, 4 heads, 49 rows, without a mask: 76.61 us (median), spread 1.6 %,
-// 65.7 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 2.9e-04.
-// Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
+// Measured on NVIDIA H200, batch 4096, 4 heads, 49 rows, without a mask: 66.11 us (median), spread 3.1 %,
+// 76.2 TFLOP/s, 64 registers per thread, occupancy 50 %. Largest error per head against float64: 3.0e-04.
+// Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
 //
-//     nvcc -std=c++17 -O3 -ftz=true -arch=sm_90 -c f16_d32_b4096_h4_n49.cu
+//     nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c f16_d32_b4096_h4_n49.cu
 //     (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
 //
 // Regenerate:
 //
 //     flashgen emit f16_d32_b4096_h4_n49.cu \
-//         --device h200 --dtype f16 --d 32 --batch 4096 --heads 4 --seqlen 49 --family mma --set br=64 \
-//         --set rows_per_warp=32 --set bc=56 --set layout=swizzled --set d_steps=exact \
-//         --set q_in_registers=false --set stages=2 --set rescale=always --set poly_exp=0 --set heads=1 \
-//         --set min_blocks=8 --set block_order=by_head
+//         --device h200 --dtype f16 --d 32 --batch 4096 --heads 4 --seqlen 49 --family wgmma --set br=64 \
+//         --set bc=64 --set persistent=true --set q_stages=1 --set k_stages=1 --set v_stages=1 \
+//         --set schedule=chained --set q_in_registers=false --set order_of_groups=free --set rescale=always \
+//         --set poly_exp=0 --set section=1 --set min_blocks=4 --set o_apart=true
 
 #include <cuda_fp16.h>
-#include <cuda_pipeline.h>
+#include <cuda.h>
 
 #ifndef FLASHGEN_CAUSAL
 #define FLASHGEN_CAUSAL 0
@@ -58,93 +60,240 @@ struct AttentionArgs {
 };
 static_assert(sizeof(AttentionArgs) == 160, "callers from other languages pack the arguments by hand");
 
+// The arrays as the copy engine reads and writes them.
+struct TensorMaps {
+  CUtensorMap q, k, v, o;
+};
+
 constexpr bool kCausal = FLASHGEN_CAUSAL;
+constexpr bool kRowsMayBeEmpty = kCausal;  // though there are keys
+constexpr bool kLaterRowsSeeMore = kCausal;
+
 using Element = __half;
+using Barrier = unsigned long long;
 constexpr int kD = 32;  // head dim of queries and keys
 constexpr int kDv = 32;  // head dim of values and outputs
-constexpr int kVec = 8;  // elements per access of global memory
+constexpr int kVec = 8;  // elements that strides must be multiples of, for the copy engine
 
-constexpr int kBr = 64;  // query rows per block
-constexpr int kBc = 56;  // keys per tile
-constexpr int kRowTiles = 2;  // tiles of 16 rows that one warp owns, so that softmax never leaves it
-constexpr int kThreads = 64;
-constexpr int kStages = 2;  // K/V tiles in shared memory
+constexpr int kBr = 64;  // query rows per tile: 64 for each consumer
+constexpr int kBc = 64;  // keys per tile
+constexpr int kConsumers = 1;  // warpgroups that compute, beside the producer
+constexpr int kWarpgroup = 128;  // threads of a warpgroup
+constexpr int kThreads = 256;
+constexpr int kMaxBlocks = 528;  // that NVIDIA H200 runs at once, each of which takes several tiles
+constexpr int kKStages = 1, kVStages = 1;  // tiles of K and of V in shared memory
+constexpr int kQStages = 1;  // Q tiles in shared memory
 
-constexpr int kKeyTiles = kBc / 8;  // columns of eight keys in a warp's scores
-constexpr int kWideSteps = 2;  // steps of 16 along the head dim in q k^T
-constexpr int kValueTiles = 4;  // columns of eight in a warp's outputs
+// A tile in shared memory is made of chunks of 64 columns, whose rows of 128 bytes are swizzled.
+constexpr int kChunk = 64;
+constexpr int kDChunks = (kD + kChunk - 1) / kChunk;
+constexpr int kDvChunks = (kDv + kChunk - 1) / kChunk;
+constexpr int kDSteps = (kD + 15) / 16;  // steps of 16 along the head dim in q k^T
+constexpr int kKeySteps = kBc / 16;  // steps of 16 along the keys in p v
+constexpr int kValueTiles = kDv / 8;  // columns of eight in a thread's outputs
 
-// Elements between rows in shared memory.
-constexpr int kQStride = 32;
-constexpr int kKStride = 32;
-constexpr int kVStride = 32;
+// Named barriers of the block, by consumer.
+constexpr int kConsumerBarrier = 1;  // its own
+
+constexpr unsigned kQBytes = 64 * kDChunks * kChunk * sizeof(Element);  // of one consumer
+constexpr unsigned kKBytes = kBc * kDChunks * kChunk * sizeof(Element);
+constexpr unsigned kVBytes = kBc * kDvChunks * kChunk * sizeof(Element);
 
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
-constexpr bool kRowsMayBeEmpty = kCausal;  // though there are keys
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 
+using QChunk = Element[64 * kChunk];  // of the 64 rows of one consumer
+using KChunk = Element[kBc * kChunk];
+using VChunk = KChunk;
+using OChunk = QChunk;
+
 struct SharedStorage {
-  alignas(16) Element q[kBr * kQStride];
-  alignas(16) Element k[kStages][kBc * kKStride];
-  alignas(16) Element v[kStages][kBc * kVStride];
+  // Q by consumer, and outputs on their way to global memory.
+  alignas(1024) QChunk q[kQStages][kConsumers][kDChunks];
+  alignas(1024) OChunk o[kConsumers][kDvChunks];
+  alignas(1024) KChunk k[kKStages][kDChunks];
+  alignas(1024) VChunk v[kVStages][kDvChunks];
+  // A stage is full once its bytes have arrived, and empty once every consumer has done with it.
+  Barrier q_full[kQStages][kConsumers], q_empty[kQStages];
+  Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
 };
-static_assert(sizeof(SharedStorage) == 18432, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 33792, "the size that pruning counted on");
+
+__device__ __forceinline__ unsigned shared_address(const void* pointer) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
-// Copies kBytes (4, 8 or 16) from global to shared memory while the thread goes on; zeros unless `inside`.
-template <int kBytes>
-__device__ __forceinline__ void copy_async(void* shared, const void* global, bool inside) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  const int from_global = inside ? kBytes : 0;
-  if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 :
-                 : "r"(address), "l"(global), "r"(from_global)
-                 : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
-                 :
-                 : "r"(address), "l"(global), "n"(kBytes), "r"(from_global)
-                 : "memory");
-  }
+// A barrier in shared memory (PTX mbarrier): a phase ends when `arrivals` threads have arrived and all announced bytes
+// are there.
+__device__ __forceinline__ void barrier_init(Barrier* barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
 
-__device__ __forceinline__ void ldmatrix_x2(unsigned* m, const void* row) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-               : "=r"(m[0]), "=r"(m[1])
-               : "r"(address));
+// Shows initialised barriers to the copy engine.
+__device__ __forceinline__ void fence_barrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
 }
 
-__device__ __forceinline__ void ldmatrix_x4(unsigned* m, const void* row) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-               : "r"(address));
+__device__ __forceinline__ void barrier_arrive(Barrier* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(shared_address(barrier)) : "memory");
 }
 
-__device__ __forceinline__ void ldmatrix_x4_trans(unsigned* m, const void* row) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-               : "r"(address));
+// Arrives, and announces bytes that copies will bring in this phase.
+__device__ __forceinline__ void barrier_expect(Barrier* barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+               :
+               : "r"(shared_address(barrier)), "r"(bytes)
+               : "memory");
 }
 
-// D += A B for one warp: A is 16 x k by rows, B is k x 8 by columns, D is 16 x 8.
-__device__ __forceinline__ void mma_m16n8k16_f16(float* d, const unsigned* a, const unsigned* b) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+// Waits for the end of the phase of that parity. A new barrier's previous phase counts as one of parity 1, ended.
+__device__ __forceinline__ void barrier_wait(Barrier* barrier, unsigned parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}"
+      :
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
 }
 
-__device__ __forceinline__ void mma_m16n8k8_f16(float* d, const unsigned* a, const unsigned* b) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(b[0]));
+// Waits until `threads` threads have come to barrier `id` of the block, this one's warp among them.
+__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
+// Shows ordinary writes to shared memory to the copy engine and the tensor cores.
+__device__ __forceinline__ void fence_proxy_async() {
+  asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+}
+
+__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
+}
+
+// Brings the box at (x, row, head, batch) to shared memory, zeros where it lies outside; counts its bytes towards
+// `barrier`.
+__device__ __forceinline__ void tma_load(
+    void* shared, const CUtensorMap* map, Barrier* barrier, int x, int row, int head, int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2];"
+      :
+      : "r"(shared_address(shared)), "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(row), "r"(head), "r"(batch)
+      : "memory");
+}
+
+// Writes a box from shared memory to (x, row, head, batch), except for what lies outside.
+__device__ __forceinline__ void tma_store(
+    const CUtensorMap* map, const void* shared, int x, int row, int head, int batch) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+               :
+               : "l"(map), "r"(shared_address(shared)), "r"(x), "r"(row), "r"(head), "r"(batch)
+               : "memory");
+}
+
+__device__ __forceinline__ void tma_commit() {
+  asm volatile("cp.async.bulk.commit_group;" : : : "memory");
+}
+
+// Waits until all but the last kGroups groups of this thread's stores have read what they store.
+template <int kGroups>
+__device__ __forceinline__ void tma_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(kGroups) : "memory");
+}
+
+// Changes how many registers a thread of this warpgroup has, whose four warps all call it.
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(kRegisters));
+}
+
+// True in one lane of a full warp.
+__device__ __forceinline__ bool elect_one() {
+  unsigned elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "elect.sync _|p, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(elected));
+  return elected != 0;
+}
+
+__device__ __forceinline__ void stmatrix_x4(void* row, const unsigned* m) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+               :
+               : "r"(shared_address(row)), "r"(m[0]), "r"(m[1]), "r"(m[2]), "r"(m[3])
+               : "memory");
+}
+
+// Orders what this warpgroup's threads wrote to registers before its next products.
+__device__ __forceinline__ void wgmma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
+}
+
+// Closes a group of products.
+__device__ __forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
+}
+
+// Waits for all but the last kGroups groups.
+template <int kGroups>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(kGroups) : "memory");
+}
+
+// Keeps the compiler from reading products before the wait that precedes this.
+template <int n>
+__device__ __forceinline__ void hold(float (&registers)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) asm volatile("" : "+f"(registers[i]) : : "memory");
+}
+
+// D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. q k^T reads both factors from shared memory,
+// p v has p in registers and v by rows of n.
+__device__ __forceinline__ void wgmma_m64n64k16_f16_ss(
+    float (&d)[32], unsigned long long a, unsigned long long b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "%32, %33, p, 1, 1, 0, 0;\n"
+      "}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "l"(a), "l"(b), "r"(int(accumulate)));
+}
+
+__device__ __forceinline__ void wgmma_m64n32k16_f16_rs_trans(
+    float (&d)[16], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %21, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+      "{%16, %17, %18, %19}, %20, p, 1, 1, 1;\n"
+      "}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));
 }
 
 #endif
@@ -155,288 +304,192 @@ __device__ __forceinline__ unsigned pack(float first, float second) {
   return reinterpret_cast<const unsigned&>(both);
 }
 
-// One access of a tile's copy: kVec elements, zeros unless `inside`.
-__device__ __forceinline__ void copy_vector(Element* shared, const Element* global, bool inside) {
-  copy_async<kVec * sizeof(Element)>(shared, global, inside);
+// What wgmma reads from `start` on: rows of 128 bytes, swizzled, groups of eight rows one after the other; chunks of 64
+// columns `chunk_bytes` apart where the columns are what is multiplied in parallel.
+__device__ __forceinline__ unsigned long long descriptor(const void* start, unsigned chunk_bytes = 16) {
+  constexpr unsigned long long kSwizzle128 = 1ULL << 62, kGroupOfRows = 1024ULL >> 4 << 32;
+  return kSwizzle128 | kGroupOfRows | static_cast<unsigned long long>(chunk_bytes >> 4) << 16 |
+         (shared_address(start) & 0x3ffff) >> 4;
 }
 
-__device__ __forceinline__ int q_offset(int row, int x) {
-  // XOR of the 16-byte chunk with the row spreads neighbouring rows over the banks.
-  return row * kQStride + (x ^ (row / 2 % 4 * 8));
+// The descriptor of a step of 32 bytes along the columns of a tile's chunks, and of one of sixteen keys along its rows.
+template <typename Chunk>
+__device__ __forceinline__ unsigned long long step_of_columns(unsigned long long tile, int step) {
+  return tile + ((step / 4 * int(sizeof(Chunk)) + step % 4 * 32) >> 4);
+}
+__device__ __forceinline__ unsigned long long step_of_keys(unsigned long long tile, int step) {
+  return tile + (step * 16 * 128 >> 4);
 }
 
-__device__ __forceinline__ int k_offset(int key, int x) {
-  // XOR of the 16-byte chunk with the row spreads neighbouring rows over the banks.
-  return key * kKStride + (x ^ (key / 2 % 4 * 8));
-}
+// Where a pipeline of `stages` buffers stands: the buffer, and the parity of the phase that fills it.
+template <int stages>
+struct PipelineState {
+  int stage = 0;
+  unsigned phase = 0;
 
-__device__ __forceinline__ int v_offset(int key, int x) {
-  // XOR of the 16-byte chunk with the row spreads neighbouring rows over the banks.
-  return key * kVStride + (x ^ (key / 2 % 4 * 8));
-}
-
-// A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
-// Rows from `rows` on become zeros.
-__device__ __forceinline__ void fetch_q(Element* tile, const Element* source, long long stride, int rows) {
-  const int first_row = threadIdx.x / 4, first_x = threadIdx.x % 4 * kVec;
-#pragma unroll
-  for (int r = 0; r < 4; ++r) {
-    const int row = first_row + r * 16;
-#pragma unroll
-    for (int x = 0; x < kD; x += 32) {
-      copy_vector(tile + q_offset(row, first_x + x), source + x, row < rows);
-    }
-    source += 16 * stride;
-  }
-}
-
-// A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
-// Rows from `rows` on become zeros.
-__device__ __forceinline__ void fetch_k(Element* tile, const Element* source, long long stride, int rows) {
-  const int first_row = threadIdx.x / 4, first_x = threadIdx.x % 4 * kVec;
-#pragma unroll
-  for (int r = 0; r < 4; ++r) {
-    const int row = first_row + r * 16;
-    if (row >= kBc) break;
-#pragma unroll
-    for (int x = 0; x < kD; x += 32) {
-      copy_vector(tile + k_offset(row, first_x + x), source + x, row < rows);
-    }
-    source += 16 * stride;
-  }
-}
-
-// A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
-// Rows from `rows` on become zeros.
-__device__ __forceinline__ void fetch_v(Element* tile, const Element* source, long long stride, int rows) {
-  const int first_row = threadIdx.x / 4, first_x = threadIdx.x % 4 * kVec;
-#pragma unroll
-  for (int r = 0; r < 4; ++r) {
-    const int row = first_row + r * 16;
-    if (row >= kBc) break;
-#pragma unroll
-    for (int x = 0; x < kDv; x += 32) {
-      copy_vector(tile + v_offset(row, first_x + x), source + x, row < rows);
-    }
-    source += 16 * stride;
-  }
-}
-
-// Transposes four registers of four neighbouring lanes: lane c's register j goes to lane j's register c. So the pieces
-// of 4 bytes that a fragment is made of turn into accesses of 16 bytes.
-__device__ __forceinline__ void transpose_quad(unsigned (&r)[4]) {
-  const bool odd = threadIdx.x % 2, upper = threadIdx.x / 2 % 2;
-#pragma unroll
-  for (int j = 0; j < 4; j += 2) {
-    const unsigned received = __shfl_xor_sync(0xffffffffu, odd ? r[j] : r[j + 1], 1);
-    if (odd) {
-      r[j] = received;
-    } else {
-      r[j + 1] = received;
+  __device__ __forceinline__ void advance() {
+    if (++stage == stages) {
+      stage = 0;
+      phase ^= 1;
     }
   }
-#pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    const unsigned received = __shfl_xor_sync(0xffffffffu, upper ? r[j] : r[j + 2], 2);
-    if (upper) {
-      r[j] = received;
-    } else {
-      r[j + 2] = received;
-    }
-  }
-}
-
-// One warp's state: its rows of Q, O and the softmax, as the fragments of the tensor cores have them. A lane owns
-// rows g and g + 8 of each row tile, g = lane / 4, and of each column tile columns 2 c and 2 c + 1, c = lane % 4.
-struct Warp {
-  float o[kRowTiles][kValueTiles][4] = {};
-  float row_max[kRowTiles][2];  // in units of the exponents of two
-  float row_sum[kRowTiles][2] = {};
 };
 
-using Scores = float[kRowTiles][kKeyTiles][4];
-constexpr int kOperand = kRowTiles * 8;  // a lane's scores that make an operand of 16 keys
+// The work of one block at a time: kBr query rows of one head, and the keys that they see.
+struct Tile {
+  int first_row, head, batch;
+  int last_tile;  // of keys: some row sees those of [first_tile, last_tile)
+  static constexpr int first_tile = 0;
 
-// Turns the sign of a warp's own rows of Q.
-__device__ __forceinline__ void negate_q(Element* q, int first_row) {
-  for (int i = threadIdx.x % 32; i < 16 * kRowTiles * 32; i += 32) {
-    Element& element = q[q_offset(first_row + i / 32, i % 32)];
-    reinterpret_cast<unsigned short&>(element) ^= 0x8000u;
+  __device__ __forceinline__ Tile(const AttentionArgs& args, int q_tile, int head, int batch)
+      : head(head), batch(batch) {
+    first_row = q_tile * kBr;
+    int end_key = args.seqlen_k;
+    if (kCausal) end_key = max(0, min(end_key, first_row + kBr + args.seqlen_k - args.seqlen_q));
+    last_tile = (end_key + kBc - 1) / kBc;
   }
-  __syncwarp();
-}
+};
 
-// Hides the keys that a row does not see.
-__device__ __forceinline__ void mask(Scores& s, int first_row, int first_key, int seqlen_q, int seqlen_k) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int row = first_row + 16 * i + lane / 4 + e / 2 * 8;
-      const int end_key = kCausal ? min(seqlen_k, row + seqlen_k - seqlen_q + 1) : seqlen_k;
-      const int end = end_key - (first_key + lane % 4 * 2 + e % 2);
-#pragma unroll
-      for (int t = 0; t < kKeyTiles; ++t) {
-        if (t * 8 >= end) s[i][t][e] = -kInfinity;
-      }
+// Divides by what is the same for many numbers, multiplying by its inverse (Granlund and Montgomery, "Division by
+// invariant integers using multiplication", 1994), which finds the quotient or one less.
+struct Divisor {
+  int value;
+  unsigned inverse;
+
+  __device__ __forceinline__ explicit Divisor(int value) : value(value), inverse(0xffffffffu / unsigned(value)) {}
+
+  __device__ __forceinline__ int divide(int number, int& remainder) const {
+    const int quotient = __umulhi(number, inverse);
+    remainder = number - quotient * value;
+    const bool less = remainder >= value;
+    remainder -= less ? value : 0;
+    return quotient + less;
+  }
+};
+
+// The tiles of a block that stays. Where later rows see more keys, they come in pairs of one head, the longest and
+// the shortest that are left, so that all pairs take as long.
+template <typename Work>
+__device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const Work& work) {
+  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, num_heads = args.num_q_heads;
+  const Divisor items(kLaterRowsSeeMore ? (q_tiles + 1) / 2 : q_tiles);  // tiles or pairs, of one head
+  const Divisor heads(num_heads);  // of one batch
+  for (int item = blockIdx.x; item < items.value * num_heads * args.batch; item += gridDim.x) {
+    int first, head;
+    const int batch = heads.divide(items.divide(item, first), head), last = q_tiles - 1 - first;
+    for (int q_tile = kLaterRowsSeeMore ? last : first;; q_tile = first) {
+      work(Tile(args, q_tile, head, batch));
+      if (q_tile == first) break;
     }
   }
 }
+
+// Hides the keys of a tile that a row does not see.
+template <int n>
+__device__ __forceinline__ void mask(float (&s)[n], int row, int first_key, int seqlen_q, int seqlen_k) {
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    int end = seqlen_k;
+    if (kCausal) end = min(end, row + e / 2 * 8 + seqlen_k - seqlen_q + 1);
+    end -= first_key + threadIdx.x % 4 * 2 + e % 2;
+#pragma unroll
+    for (int t = 0; t < n / 4; ++t) {
+      if (t * 8 >= end) s[4 * t + e] = -kInfinity;
+    }
+  }
+}
+
+// The softmax of a thread's two rows, g = lane / 4 and g + 8 of its warp's sixteen: element i of its scores or outputs
+// belongs to row i / 2 % 2 and column 8 (i / 4) + 2 (lane % 4) + i % 2.
+struct SoftmaxState {
+  float max[2];  // running maxima of scale * score, in powers of two, and
+  float sum[2];  // this thread's share of the sums of weights
+};
 
 // Raises the running maximum of each row to the tile's. What was summed so far must be multiplied by `rescale`.
+template <int n>
 __device__ __forceinline__ void raise_maximum(
-    const Scores& s, Warp& warp, float (&rescale)[kRowTiles][2], float scale) {
+    const float (&s)[n], SoftmaxState& softmax, float (&rescale)[2], float scale) {
 #pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
+  for (int h = 0; h < 2; ++h) {
+    float tile_max = fmaxf(s[2 * h], s[2 * h + 1]);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float tile_max = fmaxf(s[i][0][2 * h], s[i][0][2 * h + 1]);
-#pragma unroll
-      for (int t = 1; t < kKeyTiles; ++t) tile_max = fmaxf(tile_max, fmaxf(s[i][t][2 * h], s[i][t][2 * h + 1]));
-      tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
-      tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
-      const float row_max = fmaxf(warp.row_max[i][h], tile_max * scale);
-      // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
-      const float base = kRowsMayBeEmpty && row_max == -kInfinity ? 0.0f : row_max;
-      rescale[i][h] = exp2f(warp.row_max[i][h] - base);
-      warp.row_max[i][h] = row_max;
-      warp.row_sum[i][h] *= rescale[i][h];
-    }
+    for (int t = 1; t < n / 4; ++t) tile_max = fmaxf(tile_max, fmaxf(s[4 * t + 2 * h], s[4 * t + 2 * h + 1]));
+    tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
+    tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
+    const float row_max = fmaxf(softmax.max[h], tile_max * scale);
+    // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
+    const float base = kRowsMayBeEmpty && row_max == -kInfinity ? 0.0f : row_max;
+    rescale[h] = exp2f(softmax.max[h] - base);
+    softmax.max[h] = row_max;
+    softmax.sum[h] *= rescale[h];
   }
 }
 
-// Turns element e of a lane's scores of one tile into a weight, 2^(score - maximum), and adds it to the row's sum.
-__device__ __forceinline__ void weigh(
-    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int i, int t, int e) {
-  const float exponent = fmaf(s[i][t][e], scale, -base[i][e / 2]);
-  s[i][t][e] = exp2f(exponent);
-  warp.row_sum[i][e / 2] += s[i][t][e];
+// Turns the scores of a tile into weights, 2^(score - maximum), and adds them to the rows' sums.
+template <int n>
+__device__ __forceinline__ void weigh(float (&s)[n], SoftmaxState& softmax, float scale) {
+  float base[2], sum[2][2] = {};  // of even and of odd columns: short chains of additions
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    base[h] = kRowsMayBeEmpty && softmax.max[h] == -kInfinity ? 0.0f : softmax.max[h];
+  }
+#pragma unroll
+  for (int i = 0; i < n; ++i) {
+    const float exponent = fmaf(s[i], scale, -base[i / 2 % 2]);
+    s[i] = exp2f(exponent);
+    sum[i / 2 % 2][i % 2] += s[i];
+  }
+#pragma unroll
+  for (int h = 0; h < 2; ++h) softmax.sum[h] += sum[h][0] + sum[h][1];
 }
 
-// The maxima that weights are measured against.
-__device__ __forceinline__ void get_base(const Warp& warp, float (&base)[kRowTiles][2]) {
+// Weights as operands of sixteen keys each: two neighbouring tiles of eight, as a thread has them.
+template <int n>
+__device__ __forceinline__ void pack_weights(const float (&s)[n], unsigned (&p)[n / 8][4]) {
 #pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      base[i][h] = kRowsMayBeEmpty && warp.row_max[i][h] == -kInfinity ? 0.0f : warp.row_max[i][h];
-    }
-  }
+  for (int i = 0; i < n / 2; ++i) p[i / 4][i % 4] = pack(s[2 * i], s[2 * i + 1]);
 }
 
-// The weights of `count` operands of 16 keys from `first` on: of `shares` equal ones, share `share`.
-__device__ __forceinline__ void weigh_share(
-    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int first, int count, int share,
-    int shares) {
+__device__ __forceinline__ void rescale_output(float (&o)[kDv / 2], const float (&rescale)[2]) {
 #pragma unroll
-  for (int e = 0; e < kKeyTiles * 4 * kRowTiles; ++e) {
-    const int within = e % kOperand;  // row tile, then column tile, then element
-    const int t = (first + e / kOperand) * 2 + within % 8 / 4;
-    const bool chosen = e < count * kOperand && e * shares / (count * kOperand) == share;
-    if (chosen && t < kKeyTiles) weigh(s, warp, base, scale, within / 8, t, within % 4);
-  }
+  for (int i = 0; i < kDv / 2; ++i) o[i] *= rescale[i / 2 % 2];
 }
 
-// s = q k^T for the warp's rows and one tile of keys, not scaled.
-__device__ __forceinline__ void multiply_qk(
-    Scores& s, const Element* q, const Element* k) {
-  const int lane = threadIdx.x % 32;
+// Starts s = q k^T for a consumer's rows and one tile of keys, not scaled.
+__device__ __forceinline__ void start_qk(
+    float (&s)[kBc / 2], unsigned long long q, unsigned long long k) {
+  wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-    for (int t = 0; t < kKeyTiles; ++t) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) s[i][t][e] = 0.0f;
-    }
+  for (int step = 0; step < kDSteps; ++step) {
+    const unsigned long long k_step = step_of_columns<KChunk>(k, step);
+    wgmma_m64n64k16_f16_ss(s, step_of_columns<QChunk>(q, step), k_step, step > 0);
   }
-#pragma unroll
-  for (int step = 0; step < kWideSteps; ++step) {
-    unsigned a[kRowTiles][4];
-#pragma unroll
-    for (int i = 0; i < kRowTiles; ++i) {
-      const Element* row = q + q_offset(16 * i + lane % 16, step * 16 + lane / 16 * 8);
-      ldmatrix_x4(a[i], row);
-    }
-#pragma unroll
-    for (int t = 0; t < kKeyTiles; t += 1) {
-      // Eight keys as two halves of the step.
-      unsigned b[2];
-      ldmatrix_x2(b, k + k_offset(t * 8 + lane % 8, step * 16 + lane / 8 % 2 * 8));
-#pragma unroll
-      for (int u = 0; u < 1; ++u) {
-#pragma unroll
-        for (int i = 0; i < kRowTiles; ++i) mma_m16n8k16_f16(s[i][t + u], a[i], b + 2 * u);
-      }
-    }
-  }
+  wgmma_commit();
 }
 
-// The weights that the first products with V need.
-__device__ __forceinline__ void weigh_first(Scores& s, Warp& warp, float scale) {
-  float base[kRowTiles][2];
-  get_base(warp, base);
-  weigh_share(s, warp, base, scale, 0, 1, 0, 1);
+// Starts o += p v for a consumer's rows and one tile of keys.
+template <int steps>
+__device__ __forceinline__ void start_pv(float (&o)[kDv / 2], const unsigned (&p)[steps][4], unsigned long long v) {
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < steps; ++step) {
+    wgmma_m64n32k16_f16_rs_trans(o, p[step], step_of_keys(v, step), true);
+  }
+  wgmma_commit();
 }
 
-__device__ __forceinline__ void rescale_output(Warp& warp, const float (&rescale)[kRowTiles][2]) {
-#pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-    for (int n = 0; n < kValueTiles; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) warp.o[i][n][e] *= rescale[i][e / 2];
-    }
-  }
+// Turns the sign of a consumer's Q: maxima are taken of raw scores, which a negative scale would turn round.
+__device__ __forceinline__ void negate_q(QChunk* q, int consumer) {
+  unsigned* pairs = reinterpret_cast<unsigned*>(q);
+  for (int i = threadIdx.x % kWarpgroup; i < kDChunks * 64 * kChunk / 2; i += kWarpgroup) pairs[i] ^= 0x80008000u;
+  fence_proxy_async();
+  named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
 }
 
-// o += p v for one tile of keys, whose weights p are made of the scores s on the way: exponentials for the next
-// operand run on the special-function unit beside the products of this one.
-__device__ __forceinline__ void multiply_pv(Warp& warp, Scores& s, const Element* v, float scale) {
-  const int lane = threadIdx.x % 32;
-  float base[kRowTiles][2];
-  get_base(warp, base);
-
-#pragma unroll
-  for (int u = 0; u < 6; u += 2) {
-    // Two tiles of weights, as a lane has them, are one operand of sixteen keys.
-    unsigned a[kRowTiles][4];
-#pragma unroll
-    for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-      for (int f = 0; f < 4; ++f) a[i][f] = pack(s[i][u + f / 2][f % 2 * 2], s[i][u + f / 2][f % 2 * 2 + 1]);
-    }
-#pragma unroll
-    for (int n = 0; n < kValueTiles; n += 2) {
-      unsigned b[4];
-      ldmatrix_x4_trans(b, v + v_offset(u * 8 + lane % 16, n * 8 + lane / 16 * 8));
-#pragma unroll
-      for (int i = 0; i < kRowTiles; ++i) {
-        mma_m16n8k16_f16(warp.o[i][n], a[i], b);
-        mma_m16n8k16_f16(warp.o[i][n + 1], a[i], b + 2);
-      }
-      weigh_share(s, warp, base, scale, u / 2 + 1, 1, n / 2, 2);
-    }
-  }
-#pragma unroll
-  for (int u = 6; u < kKeyTiles; ++u) {
-    unsigned a[kRowTiles][2];
-#pragma unroll
-    for (int i = 0; i < kRowTiles; ++i) {
-      a[i][0] = pack(s[i][u][0], s[i][u][1]);
-      a[i][1] = pack(s[i][u][2], s[i][u][3]);
-    }
-#pragma unroll
-    for (int n = 0; n < kValueTiles; n += 4) {
-      unsigned b[4];
-      ldmatrix_x4_trans(b, v + v_offset(u * 8 + lane % 8, n * 8 + lane / 8 * 8));
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-#pragma unroll
-        for (int i = 0; i < kRowTiles; ++i) mma_m16n8k8_f16(warp.o[i][n + w], a[i], b + w);
-      }
-    }
-  }
+// Where the log-sum-exps of a tile's head start.
+__device__ __forceinline__ long long lse_index(const AttentionArgs& args, const Tile& tile) {
+  return (1LL * tile.batch * args.num_q_heads + tile.head) * args.seqlen_q;
 }
 
 // Whether what the tensor cores made of a row can be trusted. Beyond 2^20, the maximum is rounded by more than weights
@@ -525,151 +578,309 @@ __device__ __forceinline__ void recompute_rows(
   }
 }
 
-// Divides by the sums and writes the warp's rows of o and of the log-sum-exp, but for those that it returns: bit i
-// stands for the lane's row in the i-th eight of the warp's.
-__device__ __forceinline__ unsigned write_rows(
-    const Warp& warp, Element* o, long long stride, float* lse, int first_row, int seqlen_q) {
-  const int lane = threadIdx.x % 32;
-  unsigned untrusted = 0;
-#pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float row_sum = warp.row_sum[i][h];
-      row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
-      row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
-      const bool keeps = trusted(warp.row_max[i][h], row_sum);
-      const float inverse = keeps ? 1.0f / row_sum : 0.0f;
-      const int row = first_row + 16 * i + lane / 4 + 8 * h;
-      bool inside = row < seqlen_q;
-      if (inside && !keeps) {
-        untrusted |= 1u << (2 * i + h);
-        inside = false;
-      }
-      if (lse != nullptr && inside && lane % 4 == 0) {
-        lse[row] = (warp.row_max[i][h] + log2f(row_sum)) * kLn2;
-      }
-      Element* target = o + row * stride;
-#pragma unroll
-      for (int n = 0; n < kValueTiles; n += 4) {
-        unsigned pieces[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          pieces[j] = pack(warp.o[i][n + j][2 * h] * inverse, warp.o[i][n + j][2 * h + 1] * inverse);
-        }
-        transpose_quad(pieces);
-        if (inside) {
-          *reinterpret_cast<uint4*>(target + n * 8 + lane % 4 * 8) =
-              make_uint4(pieces[0], pieces[1], pieces[2], pieces[3]);
-        }
-      }
-    }
-  }
-  return untrusted;
+// Starts to write 64 rows of outputs, but for those that are not there.
+__device__ __forceinline__ void store_outputs(
+    const TensorMaps& maps, const OChunk* o, const Tile& tile, int first_row) {
+  for (int i = 0; i < kDvChunks; ++i) tma_store(&maps.o, o[i], i * kChunk, first_row, tile.head, tile.batch);
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 8)
-    attention_f16_d32_kernel(const AttentionArgs args) {
-  extern __shared__ __align__(16) unsigned char shared_bytes[];
-  SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
-  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr;
-  // Blocks of one head are neighbours, so that they share its K and V in L2; under a causal mask the longest of
-  // them go first.
-  const int nth = int(blockIdx.x) % q_tiles;
-  const int q_tile = kCausal ? q_tiles - 1 - nth : nth;
-  const int head = int(blockIdx.x) / q_tiles % args.num_q_heads;
-  const int batch = int(blockIdx.x) / q_tiles / args.num_q_heads;
-  const int kv_head = head / (args.num_q_heads / args.num_kv_heads);
-
-  const Element* q = args.q + batch * args.q_stride_batch + head * args.q_stride_head;
-  const Element* k = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
-  const Element* v = args.v + batch * args.v_stride_batch + kv_head * args.v_stride_head;
-  Element* o = args.o + batch * args.o_stride_batch + head * args.o_stride_head;
-  float* lse = args.lse == nullptr ? nullptr : args.lse + (1LL * batch * args.num_q_heads + head) * args.seqlen_q;
-
-  const int first_row = q_tile * kBr;
-  // Read from one lane, so that the compiler knows it to be the same in all.
-  const int warp_index = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
-  const int warp_row = warp_index * 16 * kRowTiles;  // the warp's first row within the block
-  const int diagonal = args.seqlen_k - args.seqlen_q;
-  int end_key = args.seqlen_k;  // of all that the block sees
-  if (kCausal) end_key = max(0, min(end_key, first_row + kBr + diagonal));
-  const int first_tile = 0, last_tile = (end_key + kBc - 1) / kBc;
-  // The warp computes tiles before `end_tile`, none where its rows lie beyond Q, and masks from `masked_tile` on.
-  int end_tile = first_row + warp_row < args.seqlen_q ? last_tile : first_tile, masked_tile = args.seqlen_k / kBc;
-  if (kCausal) {
-    const int seen_by_first = first_row + warp_row + diagonal + 1;
-    masked_tile = min(masked_tile, max(0, seen_by_first) / kBc);
-    const int seen_by_last = first_row + warp_row + 16 * kRowTiles + diagonal;
-    end_tile = min(end_tile, (max(0, seen_by_last) + kBc - 1) / kBc);
-  }
-  const Element* warp_q = smem.q + warp_row * kQStride;
-  // Maxima are taken of raw scores: a negative scale turns Q's sign instead. A scale of zero becomes too small to
-  // matter, since 0 * infinity is not a number.
-  const float scale = args.scale == 0.0f ? 1e-30f : fabsf(args.scale) * kLog2e;
-
-  // Each thread copies its own share of every tile.
-  const Element* q_share = q + (first_row + int(threadIdx.x) / 4) * args.q_stride_row + threadIdx.x % 4 * kVec;
-  fetch_q(smem.q, q_share, args.q_stride_row, args.seqlen_q - first_row);
-  k += (first_tile * kBc + int(threadIdx.x) / 4) * args.k_stride_row + threadIdx.x % 4 * kVec;
-  v += (first_tile * kBc + int(threadIdx.x) / 4) * args.v_stride_row + threadIdx.x % 4 * kVec;
+// Divides by the sums and brings a warp's sixteen rows of outputs to shared memory, as the copy engine wants them.
+__device__ __forceinline__ void stage_output(
+    OChunk* staged, const float (&o)[kDv / 2], const float (&inverse)[2], int warp) {
+  const int lane = threadIdx.x % 32;
+  const int row = warp * 16 + lane % 16;
 #pragma unroll
-  for (int stage = 0; stage < kStages - 1; ++stage) {
-    const int tile = first_tile + stage;
-    if (tile < last_tile) {
-      fetch_k(smem.k[stage], k, args.k_stride_row, args.seqlen_k - tile * kBc);
-      k += kBc * args.k_stride_row;
-      fetch_v(smem.v[stage], v, args.v_stride_row, args.seqlen_k - tile * kBc);
-      v += kBc * args.v_stride_row;
-    }
-    __pipeline_commit();
-  }
-
-  Warp warp;
+  for (int n = 0; n < kValueTiles; n += 2) {
+    unsigned m[4];
 #pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) warp.row_max[i][0] = warp.row_max[i][1] = -kInfinity;
-  if (args.scale < 0.0f) {
-    __pipeline_wait_prior(kStages - 2);
-
-    __syncthreads();
-    negate_q(smem.q, warp_row);
-  }
-
-  for (int tile = first_tile; tile < last_tile; ++tile) {
-    __pipeline_wait_prior(kStages - 2);
-    __syncthreads();  // this tile is there, and no warp needs the one before it
-    const int far_tile = tile + kStages - 1, far_stage = (far_tile - first_tile) % kStages;
-    if (far_tile < last_tile) {
-      fetch_k(smem.k[far_stage], k, args.k_stride_row, args.seqlen_k - far_tile * kBc);
-      k += kBc * args.k_stride_row;
-      fetch_v(smem.v[far_stage], v, args.v_stride_row, args.seqlen_k - far_tile * kBc);
-      v += kBc * args.v_stride_row;
+    for (int j = 0; j < 4 && n + j / 2 < kValueTiles; ++j) {
+      const int i = 4 * n + 2 * j;
+      m[j] = pack(o[i] * inverse[j % 2], o[i + 1] * inverse[j % 2]);
     }
-    __pipeline_commit();
-    const int stage = (tile - first_tile) % kStages;
-    if (tile < end_tile) {
-      Scores s;
-      multiply_qk(s, warp_q, smem.k[stage]);
-      if (tile >= masked_tile) mask(s, first_row + warp_row, tile * kBc, args.seqlen_q, args.seqlen_k);
-      float rescale[kRowTiles][2];
-      raise_maximum(s, warp, rescale, scale);
-      rescale_output(warp, rescale);
-
-      weigh_first(s, warp, scale);
-      multiply_pv(warp, s, smem.v[stage], scale);
-    }
+    // Lanes 0 to 15 name the rows of one column of eight, the others those of the next.
+    const int piece = (n % 8 + lane / 16) ^ row % 8;
+    Element* target = staged[n / 8] + row * kChunk + piece * 8;
+    stmatrix_x4(target, m);
   }
-  const unsigned untrusted = write_rows(
-      warp, o, args.o_stride_row, lse, first_row + warp_row, args.seqlen_q);
-  const auto write = [&](int row, int x, float value) {
-    o[(first_row + warp_row + row) * args.o_stride_row + x] = __float2half_rn(value);
+}
+
+// A row and column of a warp's outputs in shared memory, as the copy engine wants them.
+__device__ __forceinline__ Element& staged_output(OChunk* staged, int row, int x) {
+  return staged[x / kChunk][row * kChunk + (x % kChunk / 8 ^ row % 8) * 8 + x % 8];
+}
+
+// Where the keys are that a tile sees.
+struct KeySource {
+  int kv_head, batch;
+
+  __device__ __forceinline__ KeySource(const AttentionArgs& args, const Tile& tile)
+      : kv_head(tile.head / (args.num_q_heads / args.num_kv_heads)), batch(tile.batch) {}
+};
+
+// Starts to bring 64 rows of Q, counting their bytes towards `full`.
+__device__ __forceinline__ void load_queries(
+    QChunk* q, const TensorMaps& maps, Barrier* full, const Tile& tile, int first_row) {
+#pragma unroll 1
+  for (int i = 0; i < kDChunks; ++i) {
+    tma_load(q[i], &maps.q, full, i * kChunk, first_row, tile.head, tile.batch);
+  }
+}
+
+// Starts to bring a tile of K, counting its bytes towards `full`.
+__device__ __forceinline__ void load_keys(
+    KChunk* k, const TensorMaps& maps, Barrier* full, int first_key, const KeySource& source) {
+#pragma unroll 1
+  for (int i = 0; i < kDChunks; ++i) {
+    tma_load(k[i], &maps.k, full, i * kChunk, first_key, source.kv_head, source.batch);
+  }
+}
+
+// Starts to bring a tile of V, counting its bytes towards `full`.
+__device__ __forceinline__ void load_values(
+    VChunk* v, const TensorMaps& maps, Barrier* full, int first_key, const KeySource& source) {
+#pragma unroll 1
+  for (int i = 0; i < kDvChunks; ++i) {
+    tma_load(v[i], &maps.v, full, i * kChunk, first_key, source.kv_head, source.batch);
+  }
+}
+
+// Brings one tile's Q, and the K and V that it sees, to shared memory as stages become empty. From the last keys to
+// the first, so that tiles with a mask come first; each K before the V that its scores will overtake. The first
+// consumer need not wait for the others' Q.
+__device__ __forceinline__ void produce_tile(
+    const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, const Tile& tile,
+    PipelineState<kQStages>& q_pipe, PipelineState<kKStages>& k_pipe, PipelineState<kVStages>& v_pipe) {
+  const auto produce_q = [&](int consumer) {
+    Barrier* const full = &smem.q_full[q_pipe.stage][consumer];
+    barrier_expect(full, kQBytes);
+    load_queries(smem.q[q_pipe.stage][consumer], maps, full, tile, tile.first_row + 64 * consumer);
   };
-  recompute_rows<16 * kRowTiles>(args, batch, head, first_row + warp_row, untrusted, write);
+  barrier_wait(&smem.q_empty[q_pipe.stage], q_pipe.phase ^ 1);
+  produce_q(0);
+  const KeySource source(args, tile);
+  const auto produce_k = [&](int n) {
+    Barrier* const full = &smem.k_full[k_pipe.stage];
+    barrier_wait(&smem.k_empty[k_pipe.stage], k_pipe.phase ^ 1);
+    barrier_expect(full, kKBytes);
+    load_keys(smem.k[k_pipe.stage], maps, full, n * kBc, source);
+    k_pipe.advance();
+  };
+  if (tile.first_tile < tile.last_tile) produce_k(tile.last_tile - 1);
+#pragma unroll 1
+  for (int consumer = 1; consumer < kConsumers; ++consumer) produce_q(consumer);
+  q_pipe.advance();
+  for (int n = tile.last_tile - 1; n >= tile.first_tile; --n) {
+    if (n > tile.first_tile) produce_k(n - 1);
+    Barrier* const full = &smem.v_full[v_pipe.stage];
+    barrier_wait(&smem.v_empty[v_pipe.stage], v_pipe.phase ^ 1);
+    barrier_expect(full, kVBytes);
+    load_values(smem.v[v_pipe.stage], maps, full, n * kBc, source);
+    v_pipe.advance();
+  }
+}
+
+// One consumer's 64 rows of a tile.
+__device__ __forceinline__ void consume_tile(
+    const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, const Tile& tile, int consumer,
+    PipelineState<kQStages>& q_pipe, PipelineState<kKStages>& k_pipe, PipelineState<kVStages>& v_pipe) {
+  const int warp = threadIdx.x % kWarpgroup / 32, lane = threadIdx.x % 32;
+  const bool leader = threadIdx.x % kWarpgroup == 0;
+  const int first_row = tile.first_row + 64 * consumer;
+  const int row = first_row + 16 * warp + lane / 4;  // and row + 8
+  // The consumer's rows see tiles [first_tile, last_tile) of keys, and those before `first_partial` whole.
+  const int first_tile = Tile::first_tile;
+  int last_tile = first_row < args.seqlen_q ? tile.last_tile : first_tile, first_partial = args.seqlen_k / kBc;
+  if (kCausal) {
+    const int aligned = first_row + args.seqlen_k - args.seqlen_q;  // the first row's own place among the keys
+    first_partial = min(first_partial, max(0, aligned + 1) / kBc);
+    last_tile = min(last_tile, (max(0, aligned + 64) + kBc - 1) / kBc);
+  }
+  // A scale of zero becomes too small to matter, since 0 * infinity is not a number.
+  const float scale = args.scale == 0.0f ? 1e-30f : fabsf(args.scale) * kLog2e;
+  SoftmaxState softmax;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    softmax.max[h] = -kInfinity;
+    softmax.sum[h] = 0.0f;
+  }
+  float o[kDv / 2];
+#pragma unroll
+  for (int i = 0; i < kDv / 2; ++i) o[i] = 0.0f;
+
+  QChunk* q = smem.q[q_pipe.stage][consumer];
+  barrier_wait(&smem.q_full[q_pipe.stage][consumer], q_pipe.phase);
+  if (args.scale < 0.0f) negate_q(q, consumer);
+  const unsigned long long q_desc = descriptor(q);
+  const unsigned long long k_desc = descriptor(smem.k), v_desc = descriptor(smem.v, sizeof(VChunk));
+  constexpr int kNextK = sizeof(smem.k[0]) >> 4, kNextV = sizeof(smem.v[0]) >> 4;  // as descriptors count
+  for (int n = tile.last_tile; n > last_tile; --n) {
+    // Keys that only other consumers see.
+    barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+    named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);  // no warp may fall behind by a phase
+    if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
+    k_pipe.advance();
+    barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
+    named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
+    if (leader) barrier_arrive(&smem.v_empty[v_pipe.stage]);
+    v_pipe.advance();
+  }
+  int n = last_tile - 1;
+  if (n >= first_tile) {
+    float s[kBc / 2], rescale[2];
+    unsigned p[kKeySteps][4];
+    barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+    start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
+    wgmma_wait<0>();
+    hold(s);
+    if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
+    // After the last scores the next Q may come.
+    if (leader && n == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);
+    k_pipe.advance();
+    if (n >= first_partial) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
+    raise_maximum(s, softmax, rescale, scale);
+    weigh(s, softmax, scale);
+    pack_weights(s, p);
+#pragma unroll 1
+    for (--n; n >= first_tile; --n) {
+      // The next scores follow these outputs through the tensor cores without a gap.
+      barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
+      start_pv(o, p, v_desc + v_pipe.stage * kNextV);
+      barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+      start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
+      wgmma_wait<1>();
+      hold(o);
+      if (leader) barrier_arrive(&smem.v_empty[v_pipe.stage]);
+      v_pipe.advance();
+      wgmma_wait<0>();
+      hold(s);
+      if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
+      if (leader && n == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);
+      k_pipe.advance();
+      if (n >= first_partial) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
+      raise_maximum(s, softmax, rescale, scale);
+      rescale_output(o, rescale);
+      weigh(s, softmax, scale);
+      pack_weights(s, p);
+    }
+    barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
+    start_pv(o, p, v_desc + v_pipe.stage * kNextV);
+    wgmma_wait<0>();
+    hold(o);
+    if (leader) barrier_arrive(&smem.v_empty[v_pipe.stage]);
+    v_pipe.advance();
+  }
+
+  float inverse[2];
+  unsigned untrusted = 0;  // of the thread's rows, by bits: what is to be computed again
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float row_sum = softmax.sum[h];
+    row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
+    row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
+
+    const bool inside = row + 8 * h < args.seqlen_q, keeps = trusted(softmax.max[h], row_sum);
+    inverse[h] = keeps ? __fdividef(1.0f, row_sum) : 0.0f;
+    if (inside && !keeps) {
+      untrusted |= 1u << h;
+    } else if (inside && args.lse != nullptr && lane % 4 == 0) {
+      const long long at = lse_index(args, tile) + row + 8 * h;
+      args.lse[at] = (softmax.max[h] + log2f(row_sum)) * kLn2;
+    }
+  }
+  // The outputs before have left once the thread that sent them off sees so.
+  OChunk* staged = smem.o[consumer];
+  if (leader) tma_wait_read<0>();
+  named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
+  stage_output(staged, o, inverse, warp);
+  const auto write = [&](int row, int x, float value) {
+    staged_output(staged, 16 * warp + row, x) = __float2half_rn(value);
+  };
+  recompute_rows<16>(args, tile.batch, tile.head, first_row + 16 * warp, untrusted, write);
+  fence_proxy_async();
+  named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
+  if (leader) {
+    store_outputs(maps, staged, tile, first_row);
+    tma_commit();
+    if (last_tile == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);  // no scores have done so
+  }
+  q_pipe.advance();
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 4)
+    attention_f16_d32_kernel(const AttentionArgs args, const __grid_constant__ TensorMaps maps) {
+  extern __shared__ __align__(1024) unsigned char shared_bytes[];
+  SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
+  // Read from one lane, so that the compiler knows it to be the same in all.
+  const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kQStages; ++i) {
+      for (int consumer = 0; consumer < kConsumers; ++consumer) barrier_init(&smem.q_full[i][consumer], 1);
+      barrier_init(&smem.q_empty[i], kConsumers);
+    }
+    for (int i = 0; i < kKStages; ++i) {
+      barrier_init(&smem.k_full[i], 1);
+      barrier_init(&smem.k_empty[i], kConsumers);
+    }
+    for (int i = 0; i < kVStages; ++i) {
+      barrier_init(&smem.v_full[i], 1);
+      barrier_init(&smem.v_empty[i], kConsumers);
+    }
+    fence_barrier_init();
+  }
+  __syncthreads();
+
+  PipelineState<kQStages> q_pipe;
+  PipelineState<kKStages> k_pipe;
+  PipelineState<kVStages> v_pipe;
+  if (warp < 4) {
+    give_registers<24>();
+    if (warp == 0 && elect_one()) {
+      prefetch_map(&maps.q);
+      prefetch_map(&maps.k);
+      prefetch_map(&maps.v);
+      for_each_tile(args, [&](const Tile& tile) {
+        produce_tile(args, maps, smem, tile, q_pipe, k_pipe, v_pipe);
+      });
+    }
+  } else {
+    take_registers<104>();
+    const int consumer = warp / 4 - 1;
+    for_each_tile(args, [&](const Tile& tile) {
+      consume_tile(args, maps, smem, tile, consumer, q_pipe, k_pipe, v_pipe);
+    });
+    tma_wait_read<0>();
+  }
 }
 
 #ifndef __CUDACC_RTC__
+// Describes an array of `sizes` (columns, rows, heads, batch) and `strides` (of rows, heads, batches) in elements,
+// which is moved in boxes of `columns` by `rows`.
+static cudaError_t encode_map(
+    CUtensorMap* map, const Element* array, const long long (&sizes)[4], const long long (&strides)[3],
+    unsigned columns, unsigned rows, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion) {
+  // From the driver by name, so that nothing needs to be linked with it.
+  static const auto encode = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+  }();
+  if (encode == nullptr) return cudaErrorNotSupported;
+  // An array without rows is never read, but a map must be of something.
+  const bool any_rows = sizes[1] > 0;
+  cuuint64_t whole[4], stride_bytes[3];
+  for (int i = 0; i < 4; ++i) whole[i] = i == 0 || any_rows ? sizes[i] : 1;
+  // The stride of a dimension of one is never used, but must be one that the driver takes.
+  for (int i = 0; i < 3; ++i) stride_bytes[i] = whole[i + 1] > 1 ? strides[i] * sizeof(Element) : 16;
+  const cuuint32_t box[4] = {columns, rows, 1, 1}, steps[4] = {1, 1, 1, 1};
+  const CUresult status = encode(
+      map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4, const_cast<Element*>(array), whole, stride_bytes, box, steps,
+      CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return status == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
 // Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
-// suit 16-byte accesses, cudaErrorInvalidValue for a shape the kernel does not serve.
+// suit 16-byte accesses, cudaErrorInvalidValue for a shape or stride the kernel does not serve.
 extern "C" int attention_f16_d32(const AttentionArgs* args, cudaStream_t stream) {
   if (args->batch < 0 || args->num_q_heads < 0 || args->num_kv_heads < 1 ||
       args->num_q_heads % args->num_kv_heads != 0 || args->seqlen_q < 0 || args->seqlen_k < 0) {
@@ -692,13 +903,36 @@ extern "C" int attention_f16_d32(const AttentionArgs* args, cudaStream_t stream)
   const long long blocks = (seqlen_q + kBr - 1) / kBr * num_q_heads * batch;
   if (blocks == 0) return cudaSuccess;
   if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  const bool any_keys = args->seqlen_k > 0;  // without, their arrays may be null
+  TensorMaps maps;
+  const cudaError_t q_status = encode_map(
+      &maps.q, args->q, {kD, args->seqlen_q, args->num_q_heads, args->batch},
+      {args->q_stride_row, args->q_stride_head, args->q_stride_batch}, 64, 64,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (q_status != cudaSuccess) return q_status;
+  const cudaError_t k_status = encode_map(
+      &maps.k, any_keys ? args->k : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
+      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 64, 64,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (k_status != cudaSuccess) return k_status;
+  const cudaError_t v_status = encode_map(
+      &maps.v, any_keys ? args->v : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
+      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 64,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (v_status != cudaSuccess) return v_status;
+  const cudaError_t o_status = encode_map(
+      &maps.o, args->o, {kDv, args->seqlen_q, args->num_q_heads, args->batch},
+      {args->o_stride_row, args->o_stride_head, args->o_stride_batch}, 64, 64,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (o_status != cudaSuccess) return o_status;
   constexpr size_t smem_bytes = sizeof(SharedStorage);
   const cudaError_t status =
       cudaFuncSetAttribute(attention_f16_d32_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
-  void* parameters[] = {const_cast<AttentionArgs*>(args)};
-  return cudaLaunchKernel(attention_f16_d32_kernel, dim3(unsigned(blocks)), dim3(kThreads), parameters,
+  void* parameters[] = {const_cast<AttentionArgs*>(args), &maps};
+  const unsigned grid = unsigned(blocks < kMaxBlocks ? blocks : kMaxBlocks);
+  return cudaLaunchKernel(attention_f16_d32_kernel, dim3(grid), dim3(kThreads), parameters,
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f16", "batch": 4096, "num_q_heads": 4, "num_kv_heads": 4, "seqlen_q": 49, "seqlen_k": 49, "head_dim": 32, "head_dim_v": 32, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "tf32", "pack_heads": false, "br": 64, "rows_per_warp": 32, "key_warps": 1, "splits": 1, "workspace_splits": 1, "merge": "by_halves", "bc": 56, "layout": "swizzled", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 2, "far_keys": "walked", "evict_first": false, "rescale": "always", "poly_exp": 0, "heads": 1, "min_blocks": 8, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f16_d32", "launches": [{"threads": 64, "smem_bytes": 18432, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "4da9012288b5c94e", "figures": [1378, 887]}
+// flashgen: {"problem": {"dtype": "f16", "batch": 4096, "num_q_heads": 4, "num_kv_heads": 4, "seqlen_q": 49, "seqlen_k": 49, "head_dim": 32, "head_dim_v": 32, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"pack_heads": false, "br": 64, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 64, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "weights": "f16", "values": "in_place", "powers": "rounded", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 1, "v_stages": 1, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "free", "rescale": "always", "poly_exp": 0, "section": 1, "min_blocks": 4, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f16_d32", "launches": [{"threads": 256, "smem_bytes": 33792, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 528, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "7ec8e055f1f6fe7f", "figures": [1494, 952]}

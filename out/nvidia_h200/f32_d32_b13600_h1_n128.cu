@@ -4,40 +4,40 @@
 // head_dim) by strides with a contiguous head dim; a causal mask is aligned bottom-right; several query heads
 // may share one key/value head. Lengths, strides, heads and scale are run-time arguments.
 //
-// Family mma:
-//   br = 128                   query rows per block
-//   rows_per_warp = 32         query rows that one warp owns
-//   bc = 32                    keys per tile
-//   layout = padded            how rows in shared memory avoid bank conflicts
-//   d_steps = exact            q k^T's last step: of 8 columns where the head dim ends, or of 16
-//   q_in_registers = false     keep Q in registers for the whole block
-//   stages = 4                 K/V tiles in shared memory; 1: K and V are fetched in turns
-//   rescale = lazy             when outputs follow the running maximum: once it grew, or always
+// Family wgmma:
+//   br = 128                   query rows per tile, 64 for each warpgroup that computes
+//   bc = 128                   keys per tile
+//   persistent = true          blocks stay for several tiles
+//   q_stages = 2               Q tiles in shared memory: 2 bring the next one early
+//   k_stages = 1               K tiles in shared memory
+//   v_stages = 1               V tiles in shared memory
+//   schedule = chained         the next scores: before these outputs, or behind them
+//   q_in_registers = false     keep Q in registers, which relieves shared memory
+//   order_of_groups = products what warpgroups do in turns: nothing, products, exponentials
+//   rescale = always           when outputs follow the running maximum: once it grew, or always
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
-//   heads = 1                  heads that one block takes in turn, one's copies beside another's products
-//   min_blocks = 3             blocks per SM the compiler must leave registers for
-//   block_order = by_head      what neighbouring blocks share: a head, or a length
-//   parts = f16                float32: what each factor's two parts are, TF32 or f16 numbers
+//   section = 1                heads whose tiles start together by length, 0 all of them
+//   min_blocks = 1             blocks per SM
 //
-// Measured on NVIDIA H200, batch 13600, 1 heads, 128 rows, without a mask: 386.3 us (median), spread 1.4 %,
-// 73.8 TFLOP/s, 164 registers per thread, occupancy 19 %. Largest error per head against float64: 4.8e-07.
-// Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
+// Measured on NVIDIA H200, batch 13600, 1 heads, 128 rows, without a mask: 365.9 us (median), spread 1.2 %,
+// 77.9 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 4.4e-07.
+// Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
 //
-//     nvcc -std=c++17 -O3 -ftz=true -arch=sm_90 -c f32_d32_b13600_h1_n128.cu
+//     nvcc -std=c++17 -O3 -ftz=true -gencode arch=compute_90a,code=sm_90a -c f32_d32_b13600_h1_n128.cu
 //     (-DFLASHGEN_CAUSAL=1 builds it with the causal mask)
 //
 // Regenerate:
 //
 //     flashgen emit f32_d32_b13600_h1_n128.cu \
-//         --device h200 --d 32 --batch 13600 --heads 1 --seqlen 128 --family mma --set br=128 \
-//         --set rows_per_warp=32 --set bc=32 --set layout=padded --set d_steps=exact \
-//         --set q_in_registers=false --set stages=4 --set rescale=lazy --set poly_exp=0 --set heads=1 \
-//         --set min_blocks=3 --set block_order=by_head --set parts=f16
+//         --device h200 --d 32 --batch 13600 --heads 1 --seqlen 128 --family wgmma --set br=128 \
+//         --set bc=128 --set persistent=true --set q_stages=2 --set k_stages=1 --set v_stages=1 \
+//         --set schedule=chained --set q_in_registers=false --set order_of_groups=products \
+//         --set rescale=always --set poly_exp=0 --set section=1 --set min_blocks=1
 
+#include <cuda.h>
 #include <cuda_fp16.h>
-#include <cuda_pipeline.h>
 
 #ifndef FLASHGEN_CAUSAL
 #define FLASHGEN_CAUSAL 0
@@ -59,89 +59,245 @@ struct AttentionArgs {
 };
 static_assert(sizeof(AttentionArgs) == 160, "callers from other languages pack the arguments by hand");
 
+// The arrays as the copy engine reads and writes them.
+struct TensorMaps {
+  CUtensorMap q, k, v;
+};
+
 constexpr bool kCausal = FLASHGEN_CAUSAL;
+constexpr bool kRowsMayBeEmpty = kCausal;  // though there are keys
+constexpr bool kLaterRowsSeeMore = kCausal;
+
 using Element = float;
+using Barrier = unsigned long long;
 constexpr int kD = 32;  // head dim of queries and keys
 constexpr int kDv = 32;  // head dim of values and outputs
-constexpr int kVec = 4;  // elements per access of global memory
+constexpr int kVec = 4;  // elements that strides must be multiples of, for the copy engine
 
-constexpr int kBr = 128;  // query rows per block
-constexpr int kBc = 32;  // keys per tile
-constexpr int kRowTiles = 2;  // tiles of 16 rows that one warp owns, so that softmax never leaves it
-constexpr int kThreads = 128;
-constexpr int kStages = 4;  // K/V tiles in shared memory
+constexpr int kBr = 128;  // query rows per tile: 64 for each consumer
+constexpr int kBc = 128;  // keys per tile
+constexpr int kConsumers = 2;  // warpgroups that compute, beside the producer
+constexpr int kWarpgroup = 128;  // threads of a warpgroup
+constexpr int kThreads = 384;
+constexpr int kMaxBlocks = 132;  // that NVIDIA H200 runs at once, each of which takes several tiles
+constexpr int kKStages = 1, kVStages = 1;  // tiles of K and of V in shared memory
+constexpr int kQStages = 2;  // Q tiles in shared memory
 
-constexpr int kKeyTiles = kBc / 8;  // columns of eight keys in a warp's scores
-constexpr int kWideSteps = 2;  // steps of 16 along the head dim in q k^T
-constexpr int kValueTiles = 4;  // columns of eight in a warp's outputs
+// A tile in shared memory is made of chunks of 64 columns. They come as two boxes of 32 floats, whose rows of 128 bytes
+// are swizzled, and become two chunks of f16, large parts and small ones, swizzled too.
+constexpr int kBox = 32;
+constexpr int kDBoxes = (kD + kBox - 1) / kBox, kDvBoxes = (kDv + kBox - 1) / kBox;
+constexpr int kSplitters = 3;  // warps that split K and V: those that copy nothing
+constexpr int kChunk = 64;
+constexpr int kDChunks = (kD + kChunk - 1) / kChunk;
+constexpr int kDvChunks = (kDv + kChunk - 1) / kChunk;
+constexpr int kDSteps = (kD + 15) / 16;  // steps of 16 along the head dim in q k^T
+constexpr int kKeySteps = kBc / 16;  // steps of 16 along the keys in p v
+constexpr int kKeyTiles = kBc / 8;  // columns of eight keys in a thread's scores
+constexpr int kValueTiles = kDv / 8;  // columns of eight in a thread's outputs
 
-// Elements between rows in shared memory.
-constexpr int kQStride = 36;
-constexpr int kKStride = 36;
-constexpr int kVStride = 36;
+// Named barriers of the block, by consumer.
+constexpr int kConsumerBarrier = 1;  // its own
+constexpr int kOrderBarrier = 1 + kConsumers;  // tells it that the one before it has done
 
-// float32 is brought into the range of f16 by powers of two, its units: of Q for a warp, of K and V for what arrived
-// so far. The largest element is at first between 2^12 and 2^13 of them; beyond 2^15 they grow.
+// At the barriers of K and V one lane arrives for its warp. compute-sanitizer's racecheck takes an arrival for the
+// arriving lane's alone, whatever __syncwarp came before: for it all arrive.
+#ifdef FLASHGEN_RACECHECK
+constexpr int kArrivals = 32;
+#else
+constexpr int kArrivals = 1;
+#endif
+
+constexpr unsigned kQBytes = 64 * kDBoxes * kBox * sizeof(Element);  // of one consumer
+constexpr unsigned kKBytes = kBc * kDBoxes * kBox * sizeof(Element);
+constexpr unsigned kVBytes = kBc * kDvBoxes * kBox * sizeof(Element);
+
+// float32 is brought into the range of f16 by powers of two, its units: of every eight rows of Q, K and V. The largest
+// element is between 2^12 and 2^13 of them.
 constexpr int kTopExponent = 12;
 constexpr float kLeastUnit = 9.62964972193618e-35f;  // 2^-113, that of zeros, so that products of units are normal
 // Weights are kept 2^13 times as large, so that their small parts are not too small for f16.
 constexpr float kWeightExponent = 13.0f, kWeightUnit = 0.0001220703125f;
 
-constexpr float kLimit = 32768.0f;
-
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
-constexpr bool kRowsMayBeEmpty = kCausal;  // though there are keys
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 
+using QChunk = __half[2][64 * kChunk];  // of the 64 rows of one consumer, large parts and small ones
+using KChunk = __half[2][kBc * kChunk];
+using VChunk = KChunk;
+
 struct SharedStorage {
-  alignas(16) Element q[kBr * kQStride];
-  alignas(16) Element k[kStages][kBc * kKStride];
-  alignas(16) Element v[kStages][kBc * kVStride];
-  alignas(16) float largest[2][kThreads / 32];  // of K and of V, by warp
+  alignas(1024) QChunk q[kQStages][kConsumers][kDChunks];  // by consumer
+  alignas(1024) KChunk k[kKStages][kDChunks];
+  alignas(1024) VChunk v[kVStages][kDvChunks];
+  alignas(16) float k_units[kKStages][kBc / 8], v_units[kVStages][kBc / 8];  // of every eight keys
+  // A stage is full once its bytes have arrived, and empty once every consumer has done with it.
+  Barrier q_full[kQStages][kConsumers], q_empty[kQStages];
+  Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
+  Barrier k_raw_full[kKStages], v_raw_full[kVStages];  // their bytes have arrived, and are still to be split
 };
-static_assert(sizeof(SharedStorage) == 55328, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 132096, "the size that pruning counted on");
+
+__device__ __forceinline__ unsigned shared_address(const void* pointer) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
-// Copies kBytes (4, 8 or 16) from global to shared memory while the thread goes on; zeros unless `inside`.
-template <int kBytes>
-__device__ __forceinline__ void copy_async(void* shared, const void* global, bool inside) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  const int from_global = inside ? kBytes : 0;
-  if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 :
-                 : "r"(address), "l"(global), "r"(from_global)
-                 : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
-                 :
-                 : "r"(address), "l"(global), "n"(kBytes), "r"(from_global)
-                 : "memory");
-  }
+// A barrier in shared memory (PTX mbarrier): a phase ends when `arrivals` threads have arrived and all announced bytes
+// are there.
+__device__ __forceinline__ void barrier_init(Barrier* barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
 
-__device__ __forceinline__ void ldmatrix_x4(unsigned* m, const void* row) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-               : "r"(address));
+// Shows initialised barriers to the copy engine.
+__device__ __forceinline__ void fence_barrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
 }
 
-__device__ __forceinline__ void ldmatrix_x4_trans(unsigned* m, const void* row) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-               : "r"(address));
+__device__ __forceinline__ void barrier_arrive(Barrier* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(shared_address(barrier)) : "memory");
 }
 
-// D += A B for one warp: A is 16 x k by rows, B is k x 8 by columns, D is 16 x 8.
-__device__ __forceinline__ void mma_m16n8k16_f16(float* d, const unsigned* a, const unsigned* b) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+// Arrives, and announces bytes that copies will bring in this phase.
+__device__ __forceinline__ void barrier_expect(Barrier* barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+               :
+               : "r"(shared_address(barrier)), "r"(bytes)
+               : "memory");
+}
+
+// Waits for the end of the phase of that parity. A new barrier's previous phase counts as one of parity 1, ended.
+__device__ __forceinline__ void barrier_wait(Barrier* barrier, unsigned parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}"
+      :
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+}
+
+// Waits until `threads` threads have come to barrier `id` of the block, this one's warp among them.
+__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
+// Comes to barrier `id` and goes on.
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
+// Shows ordinary writes to shared memory to the copy engine and the tensor cores.
+__device__ __forceinline__ void fence_proxy_async() {
+  asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+}
+
+__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
+}
+
+// Brings the box at (x, row, head, batch) to shared memory, zeros where it lies outside; counts its bytes towards
+// `barrier`.
+__device__ __forceinline__ void tma_load(
+    void* shared, const CUtensorMap* map, Barrier* barrier, int x, int row, int head, int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2];"
+      :
+      : "r"(shared_address(shared)), "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(row), "r"(head), "r"(batch)
+      : "memory");
+}
+
+// Changes how many registers a thread of this warpgroup has, whose four warps all call it.
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(kRegisters));
+}
+
+// True in one lane of a full warp.
+__device__ __forceinline__ bool elect_one() {
+  unsigned elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "elect.sync _|p, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(elected));
+  return elected != 0;
+}
+
+// Orders what this warpgroup's threads wrote to registers before its next products.
+__device__ __forceinline__ void wgmma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
+}
+
+// Closes a group of products.
+__device__ __forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
+}
+
+// Waits for all but the last kGroups groups.
+template <int kGroups>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(kGroups) : "memory");
+}
+
+// Keeps the compiler from reading products before the wait that precedes this.
+template <int n>
+__device__ __forceinline__ void hold(float (&registers)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) asm volatile("" : "+f"(registers[i]) : : "memory");
+}
+
+// D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. q k^T reads both factors from shared memory,
+// p v has p in registers and v by rows of n.
+__device__ __forceinline__ void wgmma_m64n128k16_f16_ss(
+    float (&d)[64], unsigned long long a, unsigned long long b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+      "%64, %65, p, 1, 1, 0, 0;\n"
+      "}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+      : "l"(a), "l"(b), "r"(int(accumulate)));
+}
+
+__device__ __forceinline__ void wgmma_m64n32k16_f16_rs_trans(
+    float (&d)[16], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %21, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+      "{%16, %17, %18, %19}, %20, p, 1, 1, 1;\n"
+      "}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));
 }
 
 #endif
@@ -175,427 +331,311 @@ __device__ __forceinline__ float largest_of(float4 x) {
   return fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
 }
 
-__device__ __forceinline__ float largest_in_warp(float x) {
+// Splits some octets of rows in their place, by one warp, the factors' sign that of `sign`, and returns their
+// units. Rows come in kBoxes boxes, two for a chunk; the boxes or parts of one are kPlane bytes each. Eight lanes read
+// a row of a box, sixteen write to all banks.
+template <int kOctets, int kBoxes, int kPlane>
+__device__ __forceinline__ void split_rows(float (&units)[kOctets], void* rows, float sign) {
+  constexpr int kOctetBytes = 8 * 128;
+  constexpr bool kHeld = kOctets * kBoxes <= 4;  // in registers, from the search for the largest to the splitting
+  const int lane = threadIdx.x % 32, piece = lane % 8;
+  const int row = lane / 16 + lane / 8 % 2 * 4;  // and row + 2, which is row ^ 2
+  char* const first = static_cast<char*>(rows) + row * 128;
+  const auto read = [&](int octet, int box, int below) {
+    const char* const start = first + octet * kOctetBytes + box * kPlane + below * 128;
+    return *reinterpret_cast<const float4*>(start + (piece ^ row ^ below) * 16);
+  };
+  float4 held[kOctets][kHeld ? kBoxes : 1][2];
+  float factors[kOctets];
 #pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
-  return x;
-}
-
-// One access of a tile's copy: kVec elements, zeros unless `inside`.
-__device__ __forceinline__ void copy_vector(Element* shared, const Element* global, bool inside) {
-  copy_async<kVec * sizeof(Element)>(shared, global, inside);
-}
-
-__device__ __forceinline__ int q_offset(int row, int x) {
-  return row * kQStride + x;
-}
-
-__device__ __forceinline__ int k_offset(int key, int x) {
-  return key * kKStride + x;
-}
-
-__device__ __forceinline__ int v_offset(int key, int x) {
-  return key * kVStride + x;
-}
-
-// A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
-// Rows from `rows` on become zeros.
-__device__ __forceinline__ void fetch_q(Element* tile, const Element* source, long long stride, int rows) {
-  const int first_row = threadIdx.x / 8, first_x = threadIdx.x % 8 * kVec;
+  for (int octet = 0; octet < kOctets; ++octet) {
+    float largest = 0.0f;
 #pragma unroll
-  for (int r = 0; r < 8; ++r) {
-    const int row = first_row + r * 16;
-#pragma unroll
-    for (int x = 0; x < kD; x += 32) {
-      copy_vector(tile + q_offset(row, first_x + x), source + x, row < rows);
+    for (int i = 0; i < 2 * kBoxes; ++i) {
+      const float4 x = read(octet, i / 2, i % 2 * 2);
+      if (kHeld) held[octet][i / 2][i % 2] = x;
+      largest = fmaxf(largest, largest_of(x));
     }
-    source += 16 * stride;
+    // As integers, positive floats compare as they are.
+    units[octet] = unit_of(__uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(largest))));
+    factors[octet] = sign * inverse_of(units[octet]);
+  }
+  if (kHeld) __syncwarp();  // all have read what is overwritten
+#pragma unroll
+  for (int octet = 0; octet < kOctets; ++octet) {
+    const float factor = factors[octet];
+#pragma unroll
+    for (int chunk = 0; chunk < kBoxes; chunk += 2) {
+      float4 again[2][2];
+      if (!kHeld) {
+#pragma unroll
+        for (int i = 0; i < 2 * min(2, kBoxes - chunk); ++i) {
+          again[i / 2][i % 2] = read(octet, chunk + i / 2, i % 2 * 2);
+        }
+        __syncwarp();
+      }
+#pragma unroll
+      for (int i = 0; i < 2 * min(2, kBoxes - chunk); ++i) {
+        const int box = i / 2, below = i % 2 * 2;
+        const float4 x = kHeld ? held[octet][chunk + box][i % 2] : again[box][i % 2];
+        const Parts left = split(x.x * factor, x.y * factor), right = split(x.z * factor, x.w * factor);
+        char* const target = first + octet * kOctetBytes + chunk * kPlane + below * 128 +
+                             (piece / 2 ^ row ^ (box * 4 + below)) * 16 + piece % 2 * 8;
+        *reinterpret_cast<uint2*>(target) = make_uint2(left.big, right.big);
+        *reinterpret_cast<uint2*>(target + kPlane) = make_uint2(left.small, right.small);
+      }
+    }
   }
 }
 
-// A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
-// Rows from `rows` on become zeros.
-__device__ __forceinline__ void fetch_k(Element* tile, const Element* source, long long stride, int rows) {
-  const int first_row = threadIdx.x / 8, first_x = threadIdx.x % 8 * kVec;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int row = first_row + r * 16;
-#pragma unroll
-    for (int x = 0; x < kD; x += 32) {
-      copy_vector(tile + k_offset(row, first_x + x), source + x, row < rows);
-    }
-    source += 16 * stride;
-  }
+// What wgmma reads from `start` on: rows of 128 bytes, swizzled, groups of eight rows one after the other; chunks of 64
+// columns `chunk_bytes` apart where the columns are what is multiplied in parallel.
+__device__ __forceinline__ unsigned long long descriptor(const void* start, unsigned chunk_bytes = 16) {
+  constexpr unsigned long long kSwizzle128 = 1ULL << 62, kGroupOfRows = 1024ULL >> 4 << 32;
+  return kSwizzle128 | kGroupOfRows | static_cast<unsigned long long>(chunk_bytes >> 4) << 16 |
+         (shared_address(start) & 0x3ffff) >> 4;
 }
 
-// A thread's share of a copy to shared memory: it reads from `source` on, its own element of a tile's first row.
-// Rows from `rows` on become zeros.
-__device__ __forceinline__ void fetch_v(Element* tile, const Element* source, long long stride, int rows) {
-  const int first_row = threadIdx.x / 8, first_x = threadIdx.x % 8 * kVec;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int row = first_row + r * 16;
-#pragma unroll
-    for (int x = 0; x < kDv; x += 32) {
-      copy_vector(tile + v_offset(row, first_x + x), source + x, row < rows);
-    }
-    source += 16 * stride;
-  }
+// The descriptor of a step of 32 bytes along the columns of a tile's chunks, and of one of sixteen keys along its rows.
+template <typename Chunk>
+__device__ __forceinline__ unsigned long long step_of_columns(unsigned long long tile, int step) {
+  return tile + ((step / 4 * int(sizeof(Chunk)) + step % 4 * 32) >> 4);
+}
+__device__ __forceinline__ unsigned long long step_of_keys(unsigned long long tile, int step) {
+  return tile + (step * 16 * 128 >> 4);
 }
 
-// One warp's state: its rows of Q, O and the softmax, as the fragments of the tensor cores have them. A lane owns
-// rows g and g + 8 of each row tile, g = lane / 4, and of each column tile columns 2 c and 2 c + 1, c = lane % 4.
-struct Warp {
-  float o[kRowTiles][kValueTiles][4] = {};
-  float row_max[kRowTiles][2];  // in units of the exponents of two
-  float row_sum[kRowTiles][2] = {};
+// Where a pipeline of `stages` buffers stands: the buffer, and the parity of the phase that fills it.
+template <int stages>
+struct PipelineState {
+  int stage = 0;
+  unsigned phase = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == stages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
 };
 
-using Scores = float[kRowTiles][kKeyTiles][4];
-constexpr int kOperand = kRowTiles * 4;  // a lane's scores that make an operand of 8 keys
+// The work of one block at a time: kBr query rows of one head, and the keys that they see.
+struct Tile {
+  int first_row, head, batch;
+  int last_tile;  // of keys: some row sees those of [first_tile, last_tile)
+  static constexpr int first_tile = 0;
 
-// Splits a warp's own rows of Q in their place, the sign turned where asked for, and returns the unit. Of every eight
-// columns the big parts come first, and then the small ones.
-__device__ __forceinline__ float split_q(Element* q, int first_row, bool negative) {
-  constexpr int kChunks = 32 / 8;
-  float largest = 0.0f;
-  for (int i = threadIdx.x % 32; i < 16 * kRowTiles * kChunks; i += 32) {
-    const float* source = q + q_offset(first_row + i / kChunks, i % kChunks * 8);
-    const float* rest = q + q_offset(first_row + i / kChunks, i % kChunks * 8 + 4);
-    largest = fmaxf(largest, fmaxf(largest_of(*reinterpret_cast<const float4*>(source)),
-                                   largest_of(*reinterpret_cast<const float4*>(rest))));
+  __device__ __forceinline__ Tile(const AttentionArgs& args, int q_tile, int head, int batch)
+      : head(head), batch(batch) {
+    first_row = q_tile * kBr;
+    int end_key = args.seqlen_k;
+    if (kCausal) end_key = max(0, min(end_key, first_row + kBr + args.seqlen_k - args.seqlen_q));
+    last_tile = (end_key + kBc - 1) / kBc;
   }
-  const float unit = unit_of(largest_in_warp(largest));
-  const float factor = negative ? -inverse_of(unit) : inverse_of(unit);
-  for (int i = threadIdx.x % 32; i < 16 * kRowTiles * kChunks; i += 32) {
-    float* first = q + q_offset(first_row + i / kChunks, i % kChunks * 8);
-    float* second = q + q_offset(first_row + i / kChunks, i % kChunks * 8 + 4);
-    const float4 x = *reinterpret_cast<const float4*>(first), y = *reinterpret_cast<const float4*>(second);
-    const Parts parts[4] = {split(x.x * factor, x.y * factor), split(x.z * factor, x.w * factor),
-                            split(y.x * factor, y.y * factor), split(y.z * factor, y.w * factor)};
-    *reinterpret_cast<uint4*>(first) = make_uint4(parts[0].big, parts[1].big, parts[2].big, parts[3].big);
-    *reinterpret_cast<uint4*>(second) = make_uint4(parts[0].small, parts[1].small, parts[2].small, parts[3].small);
-  }
-  __syncwarp();
-  return unit;
-}
-
-// The units of K and V.
-struct Units {
-  float k = kLeastUnit, v = kLeastUnit;
 };
 
-constexpr int kKShare = 2;  // accesses of 16 bytes by which a thread copies a tile of K
+// Divides by what is the same for many numbers, multiplying by its inverse (Granlund and Montgomery, "Division by
+// invariant integers using multiplication", 1994), which finds the quotient or one less.
+struct Divisor {
+  int value;
+  unsigned inverse;
 
-// Reads what this thread has copied of a tile, and returns the largest magnitude in it.
-__device__ __forceinline__ float read_k(float4 (&share)[kKShare], const Element* tile) {
-  const int first_row = threadIdx.x / 8, first_x = threadIdx.x % 8 * kVec;
-  float largest = 0.0f;
+  __device__ __forceinline__ explicit Divisor(int value) : value(value), inverse(0xffffffffu / unsigned(value)) {}
+
+  __device__ __forceinline__ int divide(int number, int& remainder) const {
+    const int quotient = __umulhi(number, inverse);
+    remainder = number - quotient * value;
+    const bool less = remainder >= value;
+    remainder -= less ? value : 0;
+    return quotient + less;
+  }
+};
+
+// The tiles of a block that stays. Where later rows see more keys, they come in pairs of one head, the longest and
+// the shortest that are left, so that all pairs take as long.
+template <typename Work>
+__device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const Work& work) {
+  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, num_heads = args.num_q_heads;
+  const Divisor items(kLaterRowsSeeMore ? (q_tiles + 1) / 2 : q_tiles);  // tiles or pairs, of one head
+  const Divisor heads(num_heads);  // of one batch
+  for (int item = blockIdx.x; item < items.value * num_heads * args.batch; item += gridDim.x) {
+    int first, head;
+    const int batch = heads.divide(items.divide(item, first), head), last = q_tiles - 1 - first;
+    for (int q_tile = kLaterRowsSeeMore ? last : first;; q_tile = first) {
+      work(Tile(args, q_tile, head, batch));
+      if (q_tile == first) break;
+    }
+  }
+}
+
+// Hides the keys of a tile that a row does not see.
+template <int n>
+__device__ __forceinline__ void mask(float (&s)[n], int row, int first_key, int seqlen_q, int seqlen_k) {
 #pragma unroll
-  for (int i = 0; i < kKShare; ++i) {
-    const int row = first_row + i * 16, x = first_x;
-    share[i] = *reinterpret_cast<const float4*>(tile + k_offset(row, x));
-    largest = fmaxf(largest, largest_of(share[i]));
+  for (int e = 0; e < 4; ++e) {
+    int end = seqlen_k;
+    if (kCausal) end = min(end, row + e / 2 * 8 + seqlen_k - seqlen_q + 1);
+    end -= first_key + threadIdx.x % 4 * 2 + e % 2;
+#pragma unroll
+    for (int t = 0; t < n / 4; ++t) {
+      if (t * 8 >= end) s[4 * t + e] = -kInfinity;
+    }
+  }
+}
+
+// The softmax of a thread's two rows, g = lane / 4 and g + 8 of its warp's sixteen: element i of its scores or outputs
+// belongs to row i / 2 % 2 and column 8 (i / 4) + 2 (lane % 4) + i % 2.
+struct SoftmaxState {
+  float max[2];  // running maxima of scale * score, in powers of two, and
+  float sum[2];  // this thread's share of the sums of weights
+};
+
+// Raises the running maximum of each row to the tile's. What was summed so far must be multiplied by `rescale`.
+template <int n>
+__device__ __forceinline__ void raise_maximum(
+    const float (&s)[n], SoftmaxState& softmax, float (&rescale)[2], const float (&scale)[2]) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float tile_max = fmaxf(s[2 * h], s[2 * h + 1]);
+#pragma unroll
+    for (int t = 1; t < n / 4; ++t) tile_max = fmaxf(tile_max, fmaxf(s[4 * t + 2 * h], s[4 * t + 2 * h + 1]));
+    tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
+    tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
+    const float row_max = fmaxf(softmax.max[h], tile_max * scale[h]);
+    // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
+    const float base = kRowsMayBeEmpty && row_max == -kInfinity ? 0.0f : row_max;
+    rescale[h] = exp2f(softmax.max[h] - base);
+    softmax.max[h] = row_max;
+    softmax.sum[h] *= rescale[h];
+  }
+}
+
+// Turns the scores of a tile into weights, 2^(score - maximum), and adds them to the rows' sums.
+template <int n>
+__device__ __forceinline__ void weigh(float (&s)[n], SoftmaxState& softmax, const float (&scale)[2]) {
+  float base[2], sum[2][2] = {};  // of even and of odd columns: short chains of additions
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    base[h] = (kRowsMayBeEmpty && softmax.max[h] == -kInfinity ? 0.0f : softmax.max[h]) - kWeightExponent;
+  }
+#pragma unroll
+  for (int i = 0; i < n; ++i) {
+    const float exponent = fmaf(s[i], scale[i / 2 % 2], -base[i / 2 % 2]);
+    s[i] = exp2f(exponent);
+    sum[i / 2 % 2][i % 2] += s[i];
+  }
+#pragma unroll
+  for (int h = 0; h < 2; ++h) softmax.sum[h] += sum[h][0] + sum[h][1];
+}
+
+// The largest of some units.
+__device__ __forceinline__ float largest_unit(const float (&units)[kBc / 8]) {
+  int bits = 0;  // as integers, positive floats compare as they are
+#pragma unroll
+  for (int t = 0; t < kKeyTiles; t += 2) {
+    bits = __vimax3_s32(bits, __float_as_int(units[t]), __float_as_int(units[t + 1]));
+  }
+  return __int_as_float(bits);
+}
+
+// The largest units of K and V so far.
+struct LargestUnits {
+  float of_keys = 0.0f, of_values = 0.0f;
+};
+
+// Scores from their keys' units to what they are, but for those of Q.
+__device__ __forceinline__ void apply_units(float (&s)[kBc / 2], const float (&units)[kBc / 8], LargestUnits& largest) {
+#pragma unroll
+  for (int i = 0; i < kBc / 2; ++i) s[i] *= units[i / 4];
+  largest.of_keys = fmaxf(largest.of_keys, largest_unit(units));
+  __syncwarp();  // one lane tells for all that the units are read
+}
+
+// Weights as operands of sixteen keys each, in two parts: two neighbouring tiles of eight, as a thread has them.
+struct Weights {
+  unsigned big[kKeySteps][4], small[kKeySteps][4];
+};
+
+// Makes them of a tile's weights, in the units of its values, and returns the largest of these, in which products are.
+__device__ __forceinline__ float split_weights(const float (&s)[kBc / 2], Weights& p, const float (&units)[kBc / 8]) {
+  const float largest = largest_unit(units);
+  const float inverse = inverse_of(largest);
+#pragma unroll
+  for (int i = 0; i < kBc / 4; ++i) {
+    const float factor = units[i / 2] * inverse;
+    const Parts parts = split(s[2 * i] * factor, s[2 * i + 1] * factor);
+    p.big[i / 4][i % 4] = parts.big;
+    p.small[i / 4][i % 4] = parts.small;
   }
   return largest;
 }
 
-// Writes it back in units, of every eight columns first the big parts and then the small ones.
-__device__ __forceinline__ void write_k(Element* tile, const float4 (&share)[kKShare], float unit) {
-  const int first_row = threadIdx.x / 8, first_x = threadIdx.x % 8 * kVec;
-  const float factor = inverse_of(unit);
+__device__ __forceinline__ void accumulate(float (&o)[kDv / 2], const float (&tile_o)[kDv / 2], float unit) {
 #pragma unroll
-  for (int i = 0; i < kKShare; ++i) {
-    const int row = first_row + i * 16, x = first_x;
-    const Parts left = split(share[i].x * factor, share[i].y * factor);
-    const Parts right = split(share[i].z * factor, share[i].w * factor);
-    Element* big = tile + k_offset(row, x / 8 * 8) + x % 8 / 2;
-    Element* small = tile + k_offset(row, x / 8 * 8 + 4) + x % 8 / 2;
-    *reinterpret_cast<uint2*>(big) = make_uint2(left.big, right.big);
-    *reinterpret_cast<uint2*>(small) = make_uint2(left.small, right.small);
-  }
+  for (int i = 0; i < kDv / 2; ++i) o[i] = fmaf(tile_o[i], unit, o[i]);
 }
 
-constexpr int kVShare = 2;  // accesses of 16 bytes by which a thread copies a tile of V
-
-// Reads what this thread has copied of a tile, and returns the largest magnitude in it.
-__device__ __forceinline__ float read_v(float4 (&share)[kVShare], const Element* tile) {
-  const int first_row = threadIdx.x / 8, first_x = threadIdx.x % 8 * kVec;
-  float largest = 0.0f;
+__device__ __forceinline__ void rescale_output(float (&o)[kDv / 2], const float (&rescale)[2]) {
 #pragma unroll
-  for (int i = 0; i < kVShare; ++i) {
-    const int row = first_row + i * 16, x = first_x;
-    share[i] = *reinterpret_cast<const float4*>(tile + v_offset(row, x));
-    largest = fmaxf(largest, largest_of(share[i]));
-  }
-  return largest;
+  for (int i = 0; i < kDv / 2; ++i) o[i] *= rescale[i / 2 % 2];
 }
 
-// Writes it back in units, of every eight columns first the big parts and then the small ones.
-__device__ __forceinline__ void write_v(Element* tile, const float4 (&share)[kVShare], float unit) {
-  const int first_row = threadIdx.x / 8, first_x = threadIdx.x % 8 * kVec;
-  const float factor = inverse_of(unit);
+// Starts s = q k^T for a consumer's rows and one tile of keys, not scaled.
+__device__ __forceinline__ void start_qk(
+    float (&s)[kBc / 2], unsigned long long q, unsigned long long k) {
+  wgmma_fence();
+  // The small terms first: what the large ones leave no room for is cut off.
+  constexpr int kSmallQ = sizeof(QChunk) / 2 >> 4, kSmallK = sizeof(KChunk) / 2 >> 4;
 #pragma unroll
-  for (int i = 0; i < kVShare; ++i) {
-    const int row = first_row + i * 16, x = first_x;
-    const Parts left = split(share[i].x * factor, share[i].y * factor);
-    const Parts right = split(share[i].z * factor, share[i].w * factor);
-    Element* big = tile + v_offset(row, x / 8 * 8) + x % 8 / 2;
-    Element* small = tile + v_offset(row, x / 8 * 8 + 4) + x % 8 / 2;
-    *reinterpret_cast<uint2*>(big) = make_uint2(left.big, right.big);
-    *reinterpret_cast<uint2*>(small) = make_uint2(left.small, right.small);
+  for (int step = 0; step < kDSteps; ++step) {
+    const unsigned long long q_step = step_of_columns<QChunk>(q, step), k_step = step_of_columns<KChunk>(k, step);
+    wgmma_m64n128k16_f16_ss(s, q_step + kSmallQ, k_step, step > 0);
+    wgmma_m64n128k16_f16_ss(s, q_step, k_step + kSmallK, true);
   }
+#pragma unroll
+  for (int step = 0; step < kDSteps; ++step) {
+    wgmma_m64n128k16_f16_ss(s, step_of_columns<QChunk>(q, step), step_of_columns<KChunk>(k, step), true);
+  }
+  wgmma_commit();
 }
 
-// Of all warps; each gives what it met.
-__device__ __forceinline__ float largest_in_block(float x, float (&of_warps)[kThreads / 32]) {
-  x = largest_in_warp(x);
-  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = x;
-  __syncthreads();
+// Starts tile_o = p v for a consumer's rows and one tile of keys, apart from o: the tensor cores cut off what a sum
+// cannot hold, and the sum over all keys would feel it.
+__device__ __forceinline__ void start_pv(float (&tile_o)[kDv / 2], const Weights& p, unsigned long long v) {
+  constexpr int kSmallV = sizeof(VChunk) / 2 >> 4;
+  wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < kThreads / 32; ++i) x = fmaxf(x, of_warps[i]);
-  return x;
+  for (int step = 0; step < kKeySteps; ++step) {
+    const unsigned long long v_step = step_of_keys(v, step);
+    wgmma_m64n32k16_f16_rs_trans(tile_o, p.small[step], v_step, step > 0);
+    wgmma_m64n32k16_f16_rs_trans(tile_o, p.big[step], v_step + kSmallV, true);
+  }
+#pragma unroll
+  for (int step = 0; step < kKeySteps; ++step) {
+    wgmma_m64n32k16_f16_rs_trans(tile_o, p.big[step], step_of_keys(v, step), true);
+  }
+  wgmma_commit();
 }
 
-// Splits a tile of K and V in its place, once each thread's own copies have arrived; then all may read the parts.
-__device__ __forceinline__ void split_k_v(
-    Element* k, Element* v, Units& units, float (&largest)[2][kThreads / 32]) {
-  float4 k_share[kKShare];
-  float k_largest = read_k(k_share, k);
-  float4 v_share[kVShare];
-  float v_largest = read_v(v_share, v);
-  const bool grown = k_largest > kLimit * units.k || v_largest > kLimit * units.v;
-  // All have read their shares, and no one needs the tiles before any more.
-  if (__syncthreads_or(grown)) {
-    k_largest = largest_in_block(k_largest, largest[0]);
-    if (k_largest > kLimit * units.k) units.k = unit_of(k_largest);
-    v_largest = largest_in_block(v_largest, largest[1]);
-    if (v_largest > kLimit * units.v) units.v = unit_of(v_largest);
-  }
-  write_k(k, k_share, units.k);
-  write_v(v, v_share, units.v);
-  __syncthreads();
+// Splits a consumer's Q, sixteen rows by each warp, times a sign. The units are of the thread's two rows.
+__device__ __forceinline__ void split_q(float (&units)[2], QChunk* q, int warp, int consumer, float sign) {
+  split_rows<2, kDBoxes, sizeof(QChunk) / 2>(units, q[0][0] + 16 * warp * kChunk, sign);
+  fence_proxy_async();
+  named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
 }
 
-// Hides the keys that a row does not see.
-__device__ __forceinline__ void mask(Scores& s, int first_row, int first_key, int seqlen_q, int seqlen_k) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int row = first_row + 16 * i + lane / 4 + e / 2 * 8;
-      const int end_key = kCausal ? min(seqlen_k, row + seqlen_k - seqlen_q + 1) : seqlen_k;
-      const int end = end_key - (first_key + lane % 4 * 2 + e % 2);
-#pragma unroll
-      for (int t = 0; t < kKeyTiles; ++t) {
-        if (t * 8 >= end) s[i][t][e] = -kInfinity;
-      }
-    }
-  }
+// An ordered barrier: consumers compute products one after the other, so that one's softmax runs beside
+// another's products.
+__device__ __forceinline__ void order_wait(int consumer) {
+  named_barrier_sync(kOrderBarrier + consumer, 2 * kWarpgroup);
+}
+__device__ __forceinline__ void order_arrive(int consumer) {
+  named_barrier_arrive(kOrderBarrier + (consumer + 1) % kConsumers, 2 * kWarpgroup);
 }
 
-// Raises the running maximum of each row to the tile's. What was summed so far must be multiplied by `rescale`,
-// where true is returned.
-__device__ __forceinline__ bool raise_maximum(
-    const Scores& s, Warp& warp, float (&rescale)[kRowTiles][2], float scale) {
-  // A maximum that is out of date by a factor of 2^2.875 harms neither range nor precision. As integers, positive
-  // floats compare as they are; zero bounds the others.
-  bool grown = false;
-#pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      int bound = 0;
-#pragma unroll
-      for (int t = 0; t < kKeyTiles; ++t) {
-        bound = __vimax3_s32(bound, __float_as_int(s[i][t][2 * h]), __float_as_int(s[i][t][2 * h + 1]));
-      }
-      grown |= fmaf(__int_as_float(bound), scale, -warp.row_max[i][h]) > 2.875f;
-    }
-  }
-  if (!__any_sync(0xffffffffu, grown)) return false;
-#pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float tile_max = fmaxf(s[i][0][2 * h], s[i][0][2 * h + 1]);
-#pragma unroll
-      for (int t = 1; t < kKeyTiles; ++t) tile_max = fmaxf(tile_max, fmaxf(s[i][t][2 * h], s[i][t][2 * h + 1]));
-      tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
-      tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
-      const float row_max = fmaxf(warp.row_max[i][h], tile_max * scale);
-      // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
-      const float base = kRowsMayBeEmpty && row_max == -kInfinity ? 0.0f : row_max;
-      rescale[i][h] = exp2f(warp.row_max[i][h] - base);
-      warp.row_max[i][h] = row_max;
-      warp.row_sum[i][h] *= rescale[i][h];
-    }
-  }
-  return true;
-}
-
-// Turns element e of a lane's scores of one tile into a weight, 2^(score - maximum), and adds it to the row's sum.
-__device__ __forceinline__ void weigh(
-    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int i, int t, int e) {
-  const float exponent = fmaf(s[i][t][e], scale, -base[i][e / 2]);
-  s[i][t][e] = exp2f(exponent);
-  warp.row_sum[i][e / 2] += s[i][t][e];
-}
-
-// The maxima that weights are measured against.
-__device__ __forceinline__ void get_base(const Warp& warp, float (&base)[kRowTiles][2]) {
-#pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      base[i][h] = (kRowsMayBeEmpty && warp.row_max[i][h] == -kInfinity ? 0.0f : warp.row_max[i][h]) - kWeightExponent;
-    }
-  }
-}
-
-// The weights of `count` operands of 8 keys from `first` on: of `shares` equal ones, share `share`.
-__device__ __forceinline__ void weigh_share(
-    Scores& s, Warp& warp, const float (&base)[kRowTiles][2], float scale, int first, int count, int share,
-    int shares) {
-#pragma unroll
-  for (int e = 0; e < kKeyTiles * 4 * kRowTiles; ++e) {
-    const int within = e % kOperand;  // row tile, then column tile, then element
-    const int t = (first + e / kOperand) * 1 + within % 4 / 4;
-    const bool chosen = e < count * kOperand && e * shares / (count * kOperand) == share;
-    if (chosen && t < kKeyTiles) weigh(s, warp, base, scale, within / 4, t, within % 4);
-  }
-}
-
-// s = q k^T for the warp's rows and one tile of keys, not scaled.
-__device__ __forceinline__ void multiply_qk(
-    Scores& s, const Element* q, const Element* k) {
-  const int lane = threadIdx.x % 32;
-  const Element* q_lane = q + q_offset(lane % 16, lane / 16 * 8);
-
-  const Element* k_lane = k + k_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8);
-
-#pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-    for (int t = 0; t < kKeyTiles; ++t) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) s[i][t][e] = 0.0f;
-    }
-  }
-  // The small terms are summed apart: a tensor core cuts off, at each step, what its accumulator cannot hold.
-  Scores cross = {};
-#pragma unroll
-  for (int step = 0; step < kWideSteps; ++step) {
-    unsigned a[kRowTiles][4], a_small[kRowTiles][4];
-#pragma unroll
-    for (int i = 0; i < kRowTiles; ++i) {
-      const Element* row = q_lane + 16 * i * kQStride + step * 16;
-      ldmatrix_x4(a[i], row);
-      ldmatrix_x4(a_small[i], q_lane + 16 * i * kQStride + (step * 16 + 4));
-    }
-#pragma unroll
-    for (int t = 0; t < kKeyTiles; t += 2) {
-      // Two tiles of eight keys, each as two halves of the step.
-      unsigned b[4], b_small[4];
-      ldmatrix_x4(b, k_lane + t * 8 * kKStride + step * 16);
-      ldmatrix_x4(b_small, k_lane + t * 8 * kKStride + (step * 16 + 4));
-#pragma unroll
-      for (int u = 0; u < 2; ++u) {
-#pragma unroll
-        for (int i = 0; i < kRowTiles; ++i) {
-          mma_m16n8k16_f16(cross[i][t + u], a_small[i], b + 2 * u);
-          mma_m16n8k16_f16(s[i][t + u], a[i], b + 2 * u);
-        }
-      }
-#pragma unroll
-      for (int u = 0; u < 2; ++u) {
-#pragma unroll
-        for (int i = 0; i < kRowTiles; ++i) mma_m16n8k16_f16(cross[i][t + u], a[i], b_small + 2 * u);
-      }
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-    for (int t = 0; t < kKeyTiles; ++t) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) s[i][t][e] += cross[i][t][e];
-    }
-  }
-}
-
-// The weights that the first products with V need.
-__device__ __forceinline__ void weigh_first(Scores& s, Warp& warp, float scale) {
-  float base[kRowTiles][2];
-  get_base(warp, base);
-  weigh_share(s, warp, base, scale, 0, 4, 0, 1);
-}
-
-__device__ __forceinline__ void rescale_output(Warp& warp, const float (&rescale)[kRowTiles][2]) {
-#pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-    for (int n = 0; n < kValueTiles; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) warp.o[i][n][e] *= rescale[i][e / 2];
-    }
-  }
-}
-
-// o += p v for one tile of keys, with V in `unit`. 32 keys at a time are summed apart from zero: a tensor core cuts
-// off, at each step, what its accumulator cannot hold, and the sum over all keys would feel it.
-__device__ __forceinline__ void multiply_pv(Warp& warp, const Scores& p, const Element* v, float unit) {
-  const int lane = threadIdx.x % 32;
-  // Two tiles of weights, as a lane has them, are one operand of sixteen keys.
-  unsigned p_big[kRowTiles][kKeyTiles * 2], p_small[kRowTiles][kKeyTiles * 2];
-#pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-    for (int f = 0; f < kKeyTiles * 2; ++f) {
-      const Parts parts = split(p[i][f / 2][f % 2 * 2], p[i][f / 2][f % 2 * 2 + 1]);
-      p_big[i][f] = parts.big;
-      p_small[i][f] = parts.small;
-    }
-  }
-  const Element* v_lane = v + v_offset(lane % 16, lane / 16 * 8);
-
-#pragma unroll
-  for (int n = 0; n < 4; n += 2) {
-#pragma unroll
-    for (int first_tile = 0; first_tile < kKeyTiles; first_tile += 4) {
-      float sum[kRowTiles][2][4] = {};
-#pragma unroll
-      for (int t = first_tile; t < min(first_tile + 4, kKeyTiles); t += 2) {
-        unsigned b[4], b_small[4];
-        ldmatrix_x4_trans(b, v_lane + t * 8 * kVStride + n * 8);
-        ldmatrix_x4_trans(b_small, v_lane + t * 8 * kVStride + (n * 8 + 4));
-#pragma unroll
-        for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-          for (int w = 0; w < 2; ++w) mma_m16n8k16_f16(sum[i][w], p_small[i] + 2 * t, b + w * 2);
-        }
-#pragma unroll
-        for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-          for (int w = 0; w < 2; ++w) mma_m16n8k16_f16(sum[i][w], p_big[i] + 2 * t, b_small + w * 2);
-        }
-#pragma unroll
-        for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-          for (int w = 0; w < 2; ++w) mma_m16n8k16_f16(sum[i][w], p_big[i] + 2 * t, b + w * 2);
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-        for (int w = 0; w < 2; ++w) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) warp.o[i][n + w][e] = fmaf(sum[i][w][e], unit, warp.o[i][n + w][e]);
-        }
-      }
-    }
-  }
+// Where the log-sum-exps of a tile's head start.
+__device__ __forceinline__ long long lse_index(const AttentionArgs& args, const Tile& tile) {
+  return (1LL * tile.batch * args.num_q_heads + tile.head) * args.seqlen_q;
 }
 
 // Whether what the tensor cores made of a row can be trusted. Beyond 2^20, the maximum is rounded by more than weights
@@ -684,6 +724,11 @@ __device__ __forceinline__ void recompute_rows(
   }
 }
 
+// The rows of outputs of a tile's head.
+__device__ __forceinline__ float* output_rows(const AttentionArgs& args, const Tile& tile) {
+  return args.o + tile.batch * args.o_stride_batch + tile.head * args.o_stride_head;
+}
+
 // Whether parts of f16 lose no more of a row than float32 may. They are multiples of 2^-24 of their units, so that they
 // lose up to 2^-25, of elements that are small beside the largest of their tensor. What that does to scores must be
 // below 2^-21, or below the rounding of float32 in the row's largest; what it does to outputs, with the weights that
@@ -697,176 +742,359 @@ __device__ __forceinline__ bool within_range(
   return scores_keep && (outputs_keep || (magnitude == 0.0f && value_unit == kLeastUnit));
 }
 
-// Brings sums of weights from their unit to what they are, or to infinity for rows that parts cannot serve.
-// `num_keys` were walked.
-__device__ __forceinline__ void leave_units(
-    Warp& warp, float score_unit, float value_unit, int num_keys) {
+// Of a thread's columns of a row.
+__device__ __forceinline__ float sum_of_magnitudes(const float (&o)[kDv / 2], int h) {
+  float sums[2] = {};  // of even and of odd columns: short chains of additions
 #pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
+  for (int n = 0; n < kValueTiles; ++n) {
+    sums[0] += fabsf(o[4 * n + 2 * h]);
+    sums[1] += fabsf(o[4 * n + 2 * h + 1]);
+  }
+  return sums[0] + sums[1];
+}
+
+// Divides by the sums and writes a thread's shares of its two rows, but for what is to be computed again.
+__device__ __forceinline__ void write_output(
+    float* o_rows, long long stride, const float (&o)[kDv / 2], const float (&inverse)[2], unsigned untrusted, int row,
+    int seqlen_q) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float& row_sum = warp.row_sum[i][h];
-      row_sum *= kWeightUnit;
-      float magnitude = 0.0f, sum = row_sum;
+  for (int h = 0; h < 2; ++h) {
+    if (row + 8 * h >= seqlen_q || untrusted >> h & 1) continue;
+    float* target = o_rows + (row + 8 * h) * stride + threadIdx.x % 4 * 2;
 #pragma unroll
-      for (int n = 0; n < kValueTiles; ++n) {
-        magnitude += fabsf(warp.o[i][n][2 * h]) + fabsf(warp.o[i][n][2 * h + 1]);
-      }
-      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-      // Of keys that a row does not see, values that are no numbers are in its sums all the same.
-      const float row_max = warp.row_max[i][h];
-      const bool keeps = row_max == -kInfinity
-          ? magnitude == 0.0f
-          : within_range(score_unit, row_max, value_unit, magnitude, sum, num_keys);
-      if (!keeps) row_sum = kInfinity;
+    for (int n = 0; n < kValueTiles; ++n) {
+      const float first = o[4 * n + 2 * h] * inverse[h], second = o[4 * n + 2 * h + 1] * inverse[h];
+      *reinterpret_cast<float2*>(target + 8 * n) = make_float2(first, second);
     }
   }
 }
 
-// Divides by the sums and writes the warp's rows of o and of the log-sum-exp, but for those that it returns: bit i
-// stands for the lane's row in the i-th eight of the warp's.
-__device__ __forceinline__ unsigned write_rows(
-    const Warp& warp, Element* o, long long stride, float* lse, int first_row, int seqlen_q) {
-  const int lane = threadIdx.x % 32;
-  unsigned untrusted = 0;
-#pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float row_sum = warp.row_sum[i][h];
-      row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
-      row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
-      const bool keeps = trusted(warp.row_max[i][h], row_sum);
-      const float inverse = keeps ? 1.0f / row_sum : 0.0f;
-      const int row = first_row + 16 * i + lane / 4 + 8 * h;
-      bool inside = row < seqlen_q;
-      if (inside && !keeps) {
-        untrusted |= 1u << (2 * i + h);
-        inside = false;
-      }
-      if (lse != nullptr && inside && lane % 4 == 0) {
-        lse[row] = (warp.row_max[i][h] + log2f(row_sum)) * kLn2;
-      }
-      Element* target = o + row * stride;
-      if (!inside) continue;
-#pragma unroll
-      for (int n = 0; n < kValueTiles; ++n) {
-        const int x = n * 8 + lane % 4 * 2;
-        const float first = warp.o[i][n][2 * h] * inverse, second = warp.o[i][n][2 * h + 1] * inverse;
-        *reinterpret_cast<float2*>(target + x) = make_float2(first, second);
-      }
-    }
+// Where the keys are that a tile sees.
+struct KeySource {
+  int kv_head, batch;
+
+  __device__ __forceinline__ KeySource(const AttentionArgs& args, const Tile& tile)
+      : kv_head(tile.head / (args.num_q_heads / args.num_kv_heads)), batch(tile.batch) {}
+};
+
+// Starts to bring 64 rows of Q, counting their bytes towards `full`.
+__device__ __forceinline__ void load_queries(
+    QChunk* q, const TensorMaps& maps, Barrier* full, const Tile& tile, int first_row) {
+#pragma unroll 1
+  for (int i = 0; i < kDBoxes; ++i) {
+    tma_load(q[i / 2][i % 2], &maps.q, full, i * kBox, first_row, tile.head, tile.batch);
   }
-  return untrusted;
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 3)
-    attention_f32_d32_kernel(const AttentionArgs args) {
-  extern __shared__ __align__(16) unsigned char shared_bytes[];
-  SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
-  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr;
-  // Blocks of one head are neighbours, so that they share its K and V in L2; under a causal mask the longest of
-  // them go first.
-  const int nth = int(blockIdx.x) % q_tiles;
-  const int q_tile = kCausal ? q_tiles - 1 - nth : nth;
-  const int head = int(blockIdx.x) / q_tiles % args.num_q_heads;
-  const int batch = int(blockIdx.x) / q_tiles / args.num_q_heads;
-  const int kv_head = head / (args.num_q_heads / args.num_kv_heads);
-
-  const Element* q = args.q + batch * args.q_stride_batch + head * args.q_stride_head;
-  const Element* k = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
-  const Element* v = args.v + batch * args.v_stride_batch + kv_head * args.v_stride_head;
-
-  const int first_row = q_tile * kBr;
-  // Read from one lane, so that the compiler knows it to be the same in all.
-  const int warp_index = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
-  const int warp_row = warp_index * 16 * kRowTiles;  // the warp's first row within the block
-  const int diagonal = args.seqlen_k - args.seqlen_q;
-  int end_key = args.seqlen_k;  // of all that the block sees
-  if (kCausal) end_key = max(0, min(end_key, first_row + kBr + diagonal));
-  const int first_tile = 0, last_tile = (end_key + kBc - 1) / kBc;
-  // The warp computes tiles before `end_tile`, none where its rows lie beyond Q, and masks from `masked_tile` on.
-  int end_tile = first_row + warp_row < args.seqlen_q ? last_tile : first_tile, masked_tile = args.seqlen_k / kBc;
-  if (kCausal) {
-    const int seen_by_first = first_row + warp_row + diagonal + 1;
-    masked_tile = min(masked_tile, max(0, seen_by_first) / kBc);
-    const int seen_by_last = first_row + warp_row + 16 * kRowTiles + diagonal;
-    end_tile = min(end_tile, (max(0, seen_by_last) + kBc - 1) / kBc);
+// Starts to bring a tile of K, counting its bytes towards `full`.
+__device__ __forceinline__ void load_keys(
+    KChunk* k, const TensorMaps& maps, Barrier* full, int first_key, const KeySource& source) {
+#pragma unroll 1
+  for (int i = 0; i < kDBoxes; ++i) {
+    tma_load(k[i / 2][i % 2], &maps.k, full, i * kBox, first_key, source.kv_head, source.batch);
   }
-  const Element* warp_q = smem.q + warp_row * kQStride;
-  // Maxima are taken of raw scores: a negative scale turns Q's sign instead.
-  const float scale_of_q = fabsf(args.scale) * kLog2e;
+}
 
-  // Each thread copies its own share of every tile.
-  const Element* q_share = q + (first_row + int(threadIdx.x) / 8) * args.q_stride_row + threadIdx.x % 8 * kVec;
-  fetch_q(smem.q, q_share, args.q_stride_row, args.seqlen_q - first_row);
-  k += (first_tile * kBc + int(threadIdx.x) / 8) * args.k_stride_row + threadIdx.x % 8 * kVec;
-  v += (first_tile * kBc + int(threadIdx.x) / 8) * args.v_stride_row + threadIdx.x % 8 * kVec;
-#pragma unroll
-  for (int stage = 0; stage < kStages - 1; ++stage) {
-    const int tile = first_tile + stage;
-    if (tile < last_tile) {
-      fetch_k(smem.k[stage], k, args.k_stride_row, args.seqlen_k - tile * kBc);
-      k += kBc * args.k_stride_row;
-      fetch_v(smem.v[stage], v, args.v_stride_row, args.seqlen_k - tile * kBc);
-      v += kBc * args.v_stride_row;
-    }
-    __pipeline_commit();
+// Starts to bring a tile of V, counting its bytes towards `full`.
+__device__ __forceinline__ void load_values(
+    VChunk* v, const TensorMaps& maps, Barrier* full, int first_key, const KeySource& source) {
+#pragma unroll 1
+  for (int i = 0; i < kDvBoxes; ++i) {
+    tma_load(v[i / 2][i % 2], &maps.v, full, i * kBox, first_key, source.kv_head, source.batch);
   }
+}
 
-  Warp warp;
-#pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) warp.row_max[i][0] = warp.row_max[i][1] = -kInfinity;
-  __pipeline_wait_prior(kStages - 2);
-
-  __syncthreads();  // Q is there
-  const float scale_of_units = scale_of_q * split_q(smem.q, warp_row, args.scale < 0.0f);
-
-  Units units;
-
-  for (int tile = first_tile; tile < last_tile; ++tile) {
-    __pipeline_wait_prior(kStages - 2);
-    // This tile is there, and no warp needs the one before it.
-    split_k_v(smem.k[(tile - first_tile) % kStages], smem.v[(tile - first_tile) % kStages], units, smem.largest);
-    const float scale = fmaxf(scale_of_units * units.k, 1e-30f);
-    const int far_tile = tile + kStages - 1, far_stage = (far_tile - first_tile) % kStages;
-    if (far_tile < last_tile) {
-      fetch_k(smem.k[far_stage], k, args.k_stride_row, args.seqlen_k - far_tile * kBc);
-      k += kBc * args.k_stride_row;
-      fetch_v(smem.v[far_stage], v, args.v_stride_row, args.seqlen_k - far_tile * kBc);
-      v += kBc * args.v_stride_row;
-    }
-    __pipeline_commit();
-    const int stage = (tile - first_tile) % kStages;
-    if (tile < end_tile) {
-      Scores s;
-      multiply_qk(s, warp_q, smem.k[stage]);
-      if (tile >= masked_tile) mask(s, first_row + warp_row, tile * kBc, args.seqlen_q, args.seqlen_k);
-      float rescale[kRowTiles][2];
-      if (raise_maximum(s, warp, rescale, scale)) rescale_output(warp, rescale);
-
-      weigh_first(s, warp, scale);
-      multiply_pv(warp, s, smem.v[stage], units.v * kWeightUnit);
-    }
-  }
-  leave_units(warp, scale_of_units * units.k, units.v, args.seqlen_k);
-  // Found only now, so that registers are free for the loop.
-  Element* o = args.o + batch * args.o_stride_batch + head * args.o_stride_head;
-  float* lse = args.lse == nullptr ? nullptr : args.lse + (1LL * batch * args.num_q_heads + head) * args.seqlen_q;
-
-  const int own_row = first_row + __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0) * 16 * kRowTiles;
-  const unsigned untrusted = write_rows(
-      warp, o, args.o_stride_row, lse, own_row, args.seqlen_q);
-  const auto write = [&](int row, int x, float value) {
-    o[(own_row + row) * args.o_stride_row + x] = value;
+// Brings one tile's Q, and the K and V that it sees, to shared memory as stages become empty. From the last keys to
+// the first, so that tiles with a mask come first; each K before the V that its scores will overtake. The first
+// consumer need not wait for the others' Q.
+__device__ __forceinline__ void produce_tile(
+    const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, const Tile& tile,
+    PipelineState<kQStages>& q_pipe, PipelineState<kKStages>& k_pipe, PipelineState<kVStages>& v_pipe) {
+  const auto produce_q = [&](int consumer) {
+    Barrier* const full = &smem.q_full[q_pipe.stage][consumer];
+    barrier_expect(full, kQBytes);
+    load_queries(smem.q[q_pipe.stage][consumer], maps, full, tile, tile.first_row + 64 * consumer);
   };
-  recompute_rows<16 * kRowTiles>(args, batch, head, own_row, untrusted, write);
+  barrier_wait(&smem.q_empty[q_pipe.stage], q_pipe.phase ^ 1);
+  produce_q(0);
+  const KeySource source(args, tile);
+  const auto produce_k = [&](int n) {
+    Barrier* const full = &smem.k_raw_full[k_pipe.stage];
+    barrier_wait(&smem.k_empty[k_pipe.stage], k_pipe.phase ^ 1);
+    barrier_expect(full, kKBytes);
+    load_keys(smem.k[k_pipe.stage], maps, full, n * kBc, source);
+    k_pipe.advance();
+  };
+  if (tile.first_tile < tile.last_tile) produce_k(tile.last_tile - 1);
+#pragma unroll 1
+  for (int consumer = 1; consumer < kConsumers; ++consumer) produce_q(consumer);
+  q_pipe.advance();
+  for (int n = tile.last_tile - 1; n >= tile.first_tile; --n) {
+    if (n > tile.first_tile) produce_k(n - 1);
+    Barrier* const full = &smem.v_raw_full[v_pipe.stage];
+    barrier_wait(&smem.v_empty[v_pipe.stage], v_pipe.phase ^ 1);
+    barrier_expect(full, kVBytes);
+    load_values(smem.v[v_pipe.stage], maps, full, n * kBc, source);
+    v_pipe.advance();
+  }
+}
+
+// Splits a tile of K or V, some octets of rows by each warp.
+template <int kBoxes>
+__device__ __forceinline__ void split_tile(KChunk* tile, float (&units)[kBc / 8], Barrier& full, int warp) {
+  constexpr int kOctets = kBoxes <= 2 ? 2 : 1;  // whose latencies a warp hides in each other
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int i = warp * kOctets; i < kBc / 8; i += kSplitters * kOctets) {
+    float found[kOctets];
+    split_rows<kOctets, kBoxes, sizeof(KChunk) / 2>(found, tile[0][0] + i * 8 * kChunk, 1.0f);
+#pragma unroll
+    for (int octet = 0; octet < kOctets; ++octet) {
+      if (lane == 0) units[i + octet] = found[octet];
+    }
+  }
+  fence_proxy_async();
+  __syncwarp();
+  if (lane < kArrivals) barrier_arrive(&full);
+}
+
+// Splits the tiles of K and V that a tile of rows sees, in the order in which they come, each by all warps.
+__device__ __forceinline__ void split_tiles(
+    SharedStorage& smem, const Tile& tile, int warp, PipelineState<kKStages>& k_pipe, PipelineState<kVStages>& v_pipe) {
+  for (int n = tile.last_tile; n >= tile.first_tile; --n) {
+    if (n > tile.first_tile) {
+      const int stage = k_pipe.stage;
+      barrier_wait(&smem.k_raw_full[stage], k_pipe.phase);
+      split_tile<kDBoxes>(smem.k[stage], smem.k_units[stage], smem.k_full[stage], warp);
+      k_pipe.advance();
+    }
+    if (n < tile.last_tile) {
+      const int stage = v_pipe.stage;
+      barrier_wait(&smem.v_raw_full[stage], v_pipe.phase);
+      split_tile<kDvBoxes>(smem.v[stage], smem.v_units[stage], smem.v_full[stage], warp);
+      v_pipe.advance();
+    }
+  }
+}
+
+// One consumer's 64 rows of a tile.
+__device__ __forceinline__ void consume_tile(
+    const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, const Tile& tile, int consumer,
+    PipelineState<kQStages>& q_pipe, PipelineState<kKStages>& k_pipe, PipelineState<kVStages>& v_pipe) {
+  const int warp = threadIdx.x % kWarpgroup / 32, lane = threadIdx.x % 32;
+  const bool leader = threadIdx.x % kWarpgroup == 0;
+  const int first_row = tile.first_row + 64 * consumer;
+  const int row = first_row + 16 * warp + lane / 4;  // and row + 8
+  // The consumer's rows see tiles [first_tile, last_tile) of keys, and those before `first_partial` whole.
+  const int first_tile = Tile::first_tile;
+  int last_tile = first_row < args.seqlen_q ? tile.last_tile : first_tile, first_partial = args.seqlen_k / kBc;
+  if (kCausal) {
+    const int aligned = first_row + args.seqlen_k - args.seqlen_q;  // the first row's own place among the keys
+    first_partial = min(first_partial, max(0, aligned + 1) / kBc);
+    last_tile = min(last_tile, (max(0, aligned + 64) + kBc - 1) / kBc);
+  }
+  SoftmaxState softmax;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    softmax.max[h] = -kInfinity;
+    softmax.sum[h] = 0.0f;
+  }
+  float o[kDv / 2];
+#pragma unroll
+  for (int i = 0; i < kDv / 2; ++i) o[i] = 0.0f;
+
+  QChunk* q = smem.q[q_pipe.stage][consumer];
+  barrier_wait(&smem.q_full[q_pipe.stage][consumer], q_pipe.phase);
+  float scale[2];
+  // Maxima are taken of raw scores: Q has the scale's sign. Where that is zero, so is Q, and what is left of the scale
+  // is small, since 0 * infinity is not a number.
+  split_q(scale, q, warp, consumer, args.scale < 0.0f ? -1.0f : args.scale > 0.0f ? 1.0f : 0.0f);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) scale[h] = fmaxf(scale[h] * (fabsf(args.scale) * kLog2e), 1e-37f);
+  LargestUnits largest;
+  const unsigned long long q_desc = descriptor(q);
+  const unsigned long long k_desc = descriptor(smem.k), v_desc = descriptor(smem.v, sizeof(VChunk));
+  constexpr int kNextK = sizeof(smem.k[0]) >> 4, kNextV = sizeof(smem.v[0]) >> 4;  // as descriptors count
+  for (int n = tile.last_tile; n > last_tile; --n) {
+    // Keys that only other consumers see.
+    order_wait(consumer);
+    order_arrive(consumer);
+    barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+    named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);  // no warp may fall behind by a phase
+    if (lane < kArrivals) barrier_arrive(&smem.k_empty[k_pipe.stage]);
+    k_pipe.advance();
+    barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
+    named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
+    if (lane < kArrivals) barrier_arrive(&smem.v_empty[v_pipe.stage]);
+    v_pipe.advance();
+  }
+  int n = last_tile - 1;
+  if (n >= first_tile) {
+    float s[kBc / 2], rescale[2];
+    float tile_o[kDv / 2], v_unit;
+    Weights p;
+    barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+    order_wait(consumer);
+    start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
+    order_arrive(consumer);
+    wgmma_wait<0>();
+    hold(s);
+    apply_units(s, smem.k_units[k_pipe.stage], largest);
+    if (lane < kArrivals) barrier_arrive(&smem.k_empty[k_pipe.stage]);
+    // After the last scores the next Q may come.
+    if (leader && n == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);
+    k_pipe.advance();
+    if (n >= first_partial) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
+    raise_maximum(s, softmax, rescale, scale);
+    weigh(s, softmax, scale);
+    barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
+    v_unit = split_weights(s, p, smem.v_units[v_pipe.stage]);
+    largest.of_values = fmaxf(largest.of_values, v_unit);
+#pragma unroll 1
+    for (--n; n >= first_tile; --n) {
+      // The next scores follow these outputs through the tensor cores without a gap.
+      order_wait(consumer);
+      start_pv(tile_o, p, v_desc + v_pipe.stage * kNextV);
+      barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+      start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
+      order_arrive(consumer);
+      wgmma_wait<1>();
+      hold(tile_o);
+      accumulate(o, tile_o, v_unit);
+      if (lane < kArrivals) barrier_arrive(&smem.v_empty[v_pipe.stage]);
+      v_pipe.advance();
+      wgmma_wait<0>();
+      hold(s);
+      apply_units(s, smem.k_units[k_pipe.stage], largest);
+      if (lane < kArrivals) barrier_arrive(&smem.k_empty[k_pipe.stage]);
+      if (leader && n == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);
+      k_pipe.advance();
+      if (n >= first_partial) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
+      raise_maximum(s, softmax, rescale, scale);
+      rescale_output(o, rescale);
+      weigh(s, softmax, scale);
+      barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
+      v_unit = split_weights(s, p, smem.v_units[v_pipe.stage]);
+      largest.of_values = fmaxf(largest.of_values, v_unit);
+    }
+    start_pv(tile_o, p, v_desc + v_pipe.stage * kNextV);
+    wgmma_wait<0>();
+    hold(tile_o);
+    accumulate(o, tile_o, v_unit);
+    if (lane < kArrivals) barrier_arrive(&smem.v_empty[v_pipe.stage]);
+    v_pipe.advance();
+  }
+
+  float inverse[2];
+  unsigned untrusted = 0;  // of the thread's rows, by bits: what is to be computed again
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float row_sum = softmax.sum[h];
+    row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
+    row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
+    const float magnitude = sum_of_magnitudes(o, h) * kWeightUnit;
+    const float score_unit = scale[h] * largest.of_keys, sum = row_sum * kWeightUnit;
+    if (!within_range(score_unit, softmax.max[h], largest.of_values, magnitude, sum, args.seqlen_k)) {
+      row_sum = kInfinity;  // which one lane of four may see alone
+    }
+    const bool inside = row + 8 * h < args.seqlen_q, keeps = trusted(softmax.max[h], row_sum);
+    inverse[h] = keeps ? 1.0f / row_sum : 0.0f;
+    if (inside && !keeps) {
+      untrusted |= 1u << h;
+    } else if (inside && args.lse != nullptr && lane % 4 == 0) {
+      const long long at = lse_index(args, tile) + row + 8 * h;
+      args.lse[at] = (softmax.max[h] + log2f(row_sum) - kWeightExponent) * kLn2;
+    }
+  }  float* const o_rows = output_rows(args, tile);
+  write_output(o_rows, args.o_stride_row, o, inverse, untrusted, row, args.seqlen_q);
+  const auto write = [&](int i, int x, float value) {
+    o_rows[(first_row + 16 * warp + i) * args.o_stride_row + x] = value;
+  };
+  recompute_rows<16>(args, tile.batch, tile.head, first_row + 16 * warp, untrusted, write);
+  if (leader && last_tile == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);  // no scores have done so
+  q_pipe.advance();
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    attention_f32_d32_kernel(const AttentionArgs args, const __grid_constant__ TensorMaps maps) {
+  extern __shared__ __align__(1024) unsigned char shared_bytes[];
+  SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
+  // Read from one lane, so that the compiler knows it to be the same in all.
+  const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kQStages; ++i) {
+      for (int consumer = 0; consumer < kConsumers; ++consumer) barrier_init(&smem.q_full[i][consumer], 1);
+      barrier_init(&smem.q_empty[i], kConsumers);
+    }
+    for (int i = 0; i < kKStages; ++i) {
+      barrier_init(&smem.k_full[i], kArrivals * kSplitters);
+      barrier_init(&smem.k_raw_full[i], 1);
+      barrier_init(&smem.k_empty[i], kArrivals * 4 * kConsumers);
+    }
+    for (int i = 0; i < kVStages; ++i) {
+      barrier_init(&smem.v_full[i], kArrivals * kSplitters);
+      barrier_init(&smem.v_raw_full[i], 1);
+      barrier_init(&smem.v_empty[i], kArrivals * 4 * kConsumers);
+    }
+    fence_barrier_init();
+  }
+  __syncthreads();
+
+  PipelineState<kQStages> q_pipe;
+  PipelineState<kKStages> k_pipe;
+  PipelineState<kVStages> v_pipe;
+  if (warp < 4) {
+    give_registers<72>();
+    if (warp == 0 && elect_one()) {
+      prefetch_map(&maps.q);
+      prefetch_map(&maps.k);
+      prefetch_map(&maps.v);
+      for_each_tile(args, [&](const Tile& tile) {
+        produce_tile(args, maps, smem, tile, q_pipe, k_pipe, v_pipe);
+      });
+    }
+    if (warp > 0) {
+      for_each_tile(args, [&](const Tile& tile) { split_tiles(smem, tile, warp - 1, k_pipe, v_pipe); });
+    }
+  } else {
+    take_registers<216>();
+    const int consumer = warp / 4 - 1;
+    if (consumer == kConsumers - 1) order_arrive(consumer);
+    for_each_tile(args, [&](const Tile& tile) {
+      consume_tile(args, maps, smem, tile, consumer, q_pipe, k_pipe, v_pipe);
+    });
+  }
 }
 
 #ifndef __CUDACC_RTC__
+// Describes an array of `sizes` (columns, rows, heads, batch) and `strides` (of rows, heads, batches) in elements,
+// which is moved in boxes of `columns` by `rows`.
+static cudaError_t encode_map(
+    CUtensorMap* map, const Element* array, const long long (&sizes)[4], const long long (&strides)[3],
+    unsigned columns, unsigned rows, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion) {
+  // From the driver by name, so that nothing needs to be linked with it.
+  static const auto encode = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+  }();
+  if (encode == nullptr) return cudaErrorNotSupported;
+  // An array without rows is never read, but a map must be of something.
+  const bool any_rows = sizes[1] > 0;
+  cuuint64_t whole[4], stride_bytes[3];
+  for (int i = 0; i < 4; ++i) whole[i] = i == 0 || any_rows ? sizes[i] : 1;
+  // The stride of a dimension of one is never used, but must be one that the driver takes.
+  for (int i = 0; i < 3; ++i) stride_bytes[i] = whole[i + 1] > 1 ? strides[i] * sizeof(Element) : 16;
+  const cuuint32_t box[4] = {columns, rows, 1, 1}, steps[4] = {1, 1, 1, 1};
+  const CUresult status = encode(
+      map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, const_cast<Element*>(array), whole, stride_bytes, box, steps,
+      CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return status == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
 // Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
-// suit 16-byte accesses, cudaErrorInvalidValue for a shape the kernel does not serve.
+// suit 16-byte accesses, cudaErrorInvalidValue for a shape or stride the kernel does not serve.
 extern "C" int attention_f32_d32(const AttentionArgs* args, cudaStream_t stream) {
   if (args->batch < 0 || args->num_q_heads < 0 || args->num_kv_heads < 1 ||
       args->num_q_heads % args->num_kv_heads != 0 || args->seqlen_q < 0 || args->seqlen_k < 0) {
@@ -889,13 +1117,31 @@ extern "C" int attention_f32_d32(const AttentionArgs* args, cudaStream_t stream)
   const long long blocks = (seqlen_q + kBr - 1) / kBr * num_q_heads * batch;
   if (blocks == 0) return cudaSuccess;
   if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  const bool any_keys = args->seqlen_k > 0;  // without, their arrays may be null
+  TensorMaps maps;
+  const cudaError_t q_status = encode_map(
+      &maps.q, args->q, {kD, args->seqlen_q, args->num_q_heads, args->batch},
+      {args->q_stride_row, args->q_stride_head, args->q_stride_batch}, 32, 64,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (q_status != cudaSuccess) return q_status;
+  const cudaError_t k_status = encode_map(
+      &maps.k, any_keys ? args->k : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
+      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 32, 128,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (k_status != cudaSuccess) return k_status;
+  const cudaError_t v_status = encode_map(
+      &maps.v, any_keys ? args->v : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
+      {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 32, 128,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (v_status != cudaSuccess) return v_status;
   constexpr size_t smem_bytes = sizeof(SharedStorage);
   const cudaError_t status =
       cudaFuncSetAttribute(attention_f32_d32_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
-  void* parameters[] = {const_cast<AttentionArgs*>(args)};
-  return cudaLaunchKernel(attention_f32_d32_kernel, dim3(unsigned(blocks)), dim3(kThreads), parameters,
+  void* parameters[] = {const_cast<AttentionArgs*>(args), &maps};
+  const unsigned grid = unsigned(blocks < kMaxBlocks ? blocks : kMaxBlocks);
+  return cudaLaunchKernel(attention_f32_d32_kernel, dim3(grid), dim3(kThreads), parameters,
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f32", "batch": 13600, "num_q_heads": 1, "num_kv_heads": 1, "seqlen_q": 128, "seqlen_k": 128, "head_dim": 32, "head_dim_v": 32, "causal": false, "precision": "auto"}, "family": "mma", "variant": {"parts": "f16", "pack_heads": false, "br": 128, "rows_per_warp": 32, "key_warps": 1, "splits": 1, "workspace_splits": 1, "merge": "by_halves", "bc": 32, "layout": "padded", "d_steps": "exact", "q_in_registers": false, "q_whole": false, "stages": 4, "far_keys": "walked", "evict_first": false, "rescale": "lazy", "poly_exp": 0, "heads": 1, "min_blocks": 3, "block_order": "by_head"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d32", "launches": [{"threads": 128, "smem_bytes": 55328, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "e0c29985535eda5a", "figures": [1473, 896]}
+// flashgen: {"problem": {"dtype": "f32", "batch": 13600, "num_q_heads": 1, "num_kv_heads": 1, "seqlen_q": 128, "seqlen_k": 128, "head_dim": 32, "head_dim_v": 32, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"pack_heads": false, "br": 128, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 128, "persistent": true, "q_stages": 2, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "powers": "rounded", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 1, "v_stages": 1, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "always", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f32_d32", "launches": [{"threads": 384, "smem_bytes": 132096, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 32, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 32, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "98c980f5b14da7c8", "figures": [1396, 936]}

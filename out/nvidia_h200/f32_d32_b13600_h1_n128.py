@@ -1,13 +1,13 @@
 r"""Flash attention for NVIDIA GPUs: f32, head dim 32.
 
-For NVIDIA H200 (sm_90) at batch 13600, 1 heads, 128 rows, without a mask. Serves any batch, number of heads,
+For NVIDIA H200 (sm_90a) at batch 13600, 1 heads, 128 rows, without a mask. Serves any batch, number of heads,
 lengths and strides, grouped-query heads, and either mask. Tensor cores multiply: each float32 product is
 three of f16, of the factors' upper and lower parts. Rows for which that is less accurate than float32, as
 beside elements 2^16 times as large, are computed again in double precision, which is slow.
 
-Measured on NVIDIA H200, batch 13600, 1 heads, 128 rows, without a mask: 386.3 us (median), spread 1.4 %,
-73.8 TFLOP/s, 164 registers per thread, occupancy 19 %. Largest error per head against float64: 4.8e-07. Built
-by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
+Measured on NVIDIA H200, batch 13600, 1 heads, 128 rows, without a mask: 365.9 us (median), spread 1.2 %,
+77.9 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 4.4e-07. Built
+by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 
     from f32_d32_b13600_h1_n128 import attention
 
@@ -17,23 +17,23 @@ by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
     sdpa(q, k, v, is_causal=True)                    # torch's scaled_dot_product_attention, by this kernel where it serves
     register_transformers("tuned")                   # attn_implementation="tuned" for Hugging Face's models
 
-Needs an NVIDIA driver for CUDA 12 or newer, flashgen and a CUDA compiler: nvcc, or the NVRTC that PyTorch
-brings; the first call compiles the .cu beside it (and keeps the result). Make that call before capturing a
-CUDA graph. Forward only. `flashgen emit` makes a module of it that stands alone.
+Needs an NVIDIA driver for CUDA 12 or newer, flashgen and a CUDA compiler, 12.5 or newer: nvcc, or the NVRTC
+that PyTorch brings; the first call compiles the .cu beside it (and keeps the result). Make that call before
+capturing a CUDA graph. Forward only. `flashgen emit` makes a module of it that stands alone.
 
 Regenerate:
 
     flashgen emit f32_d32_b13600_h1_n128.py \
-        --device h200 --d 32 --batch 13600 --heads 1 --seqlen 128 --family mma --set br=128 \
-        --set rows_per_warp=32 --set bc=32 --set layout=padded --set d_steps=exact \
-        --set q_in_registers=false --set stages=4 --set rescale=lazy --set poly_exp=0 --set heads=1 \
-        --set min_blocks=3 --set block_order=by_head --set parts=f16
+        --device h200 --d 32 --batch 13600 --heads 1 --seqlen 128 --family wgmma --set br=128 --set bc=128 \
+        --set persistent=true --set q_stages=2 --set k_stages=1 --set v_stages=1 --set schedule=chained \
+        --set q_in_registers=false --set order_of_groups=products --set rescale=always --set poly_exp=0 \
+        --set section=1 --set min_blocks=1
 """
 
 import sys
 from pathlib import Path
 
-from flashgen.templates.runtime import Attention, Launch, Tuned, run_module
+from flashgen.templates.runtime import Attention, Launch, TensorMap, Tuned, run_module
 
 __all__ = [
     "DEVICE",
@@ -98,47 +98,60 @@ KERNELS: tuple[Tuned, ...] = (
             "precision": "auto",
         },
         variant={
-            "family": "mma",
-            "parts": "f16",
+            "family": "wgmma",
             "pack_heads": False,
             "br": 128,
-            "rows_per_warp": 32,
-            "key_warps": 1,
             "splits": 1,
             "workspace_splits": 1,
-            "merge": "by_halves",
-            "bc": 32,
-            "layout": "padded",
-            "d_steps": "exact",
-            "q_in_registers": False,
-            "q_whole": False,
-            "stages": 4,
+            "split": "in_place",
+            "bc": 128,
+            "persistent": True,
+            "q_stages": 2,
+            "o_apart": False,
+            "p_in_shared": False,
+            "weights": "f16",
+            "values": "in_place",
+            "powers": "rounded",
+            "promotion": "tiles",
+            "bias_stages": 0,
+            "bias_heads": 1,
+            "seen_bits": False,
             "far_keys": "walked",
-            "evict_first": False,
-            "rescale": "lazy",
+            "copiers": 1,
+            "k_stages": 1,
+            "v_stages": 1,
+            "summed_columns": 0,
+            "schedule": "chained",
+            "q_in_registers": False,
+            "order_of_groups": "products",
+            "rescale": "always",
             "poly_exp": 0,
-            "heads": 1,
-            "min_blocks": 3,
-            "block_order": "by_head",
+            "section": 1,
+            "min_blocks": 1,
+            "cluster_over": "rows",
+            "cluster": 1,
+            "tail": 0,
+            "split_by": "rows",
+            "tangent": "polynomial",
         },
         device={
             "name": "NVIDIA H200",
             "arch": 90,
         },
         measurement={
-            "median_us": 386.30399107933044,
-            "spread": 0.014247877927615898,
-            "tflops": 73.83114815954086,
-            "registers": 164,
+            "median_us": 365.9040033817291,
+            "spread": 0.01209059823170478,
+            "tflops": 77.94740406336906,
+            "registers": 168,
             "spill_bytes": 0,
-            "smem_bytes": 55328,
+            "smem_bytes": 132096,
             "occupancy": 0.1875,
-            "error": 4.77750557437613e-07,
+            "error": 4.4249596319089245e-07,
             "predicted": False,
             "busy": "",
             "driver": "580.159.04 (CUDA 13.0)",
             "toolkit": "nvcc 13.0.88",
-            "flashgen": "0.1.0",
+            "flashgen": "0.2.0",
             "seed": 0,
         },
         vector=4,
@@ -149,20 +162,27 @@ KERNELS: tuple[Tuned, ...] = (
                 count=lambda batch, num_q_heads, num_kv_heads, seqlen_q: (
                     (seqlen_q + 128 - 1) // 128 * num_q_heads * batch
                 ),
-                threads=128,
-                smem_bytes=55328,
+                threads=384,
+                smem_bytes=132096,
                 rows_per_block=128,
+                max_blocks=132,
+                maps=(
+                    TensorMap("q", 64, 32, 128, 128),
+                    TensorMap("k", 128, 32, 128, 128),
+                    TensorMap("v", 128, 32, 128, 128),
+                ),
             ),
         ),
         tolerance=2e-06,
-        oldest_arch=80,
+        only_arch=90,
+        arch_suffix="a",
         source=SOURCE,
     ),
 )
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = Attention(KERNELS, operator="attention_f32_d32_e0c29985")
+_bound = Attention(KERNELS, operator="attention_f32_d32_98c980f5")
 attention, explain, use, register_torch = _bound.attention, _bound.explain, _bound.use, _bound.register_torch
 sdpa, register_transformers = _bound.sdpa, _bound.register_transformers
 

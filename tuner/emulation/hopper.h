@@ -34,7 +34,9 @@ inline void fence_proxy_async() { emulation::fence_proxy(); }
 
 // ---- griddepcontrol -----------------------------------------------------------------------------------------------
 
-inline void wait_for_earlier_launches() { emulation::wait_for_launches(); }
+inline void wait_for_earlier_launches() { emulation::wait_for_launches(false); }
+// By a thread alone: others of its block read nothing that those have left.
+inline void wait_alone_for_earlier_launches() { emulation::wait_for_launches(true); }
 inline void let_next_launch_begin(int line = __builtin_LINE()) {
   emulation::let_launch_begin("let_next_launch_begin", line);
 }

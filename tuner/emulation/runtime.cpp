@@ -221,19 +221,22 @@ class Block : public Scheduler {
     if (grid_.dependent) check_waits();
   }
 
-  // A block waits as a whole, or ends as one that has nothing to do.
+  // A block waits as a whole, or ends as one that has nothing to do. Of one whose threads wait alone, `load_bytes` sees
+  // who reads without having waited.
   void check_waits() {
     const Thread* one_that_did_not = nullptr;
     unsigned waited = 0;
+    bool alone = false;
     for (unsigned i = 0; i < size(); ++i) {
       if (thread(i).waited_for_launches) {
         ++waited;
+        alone |= thread(i).waited_alone;
       } else {
         one_that_did_not = &thread(i);
       }
     }
     if (waited > 0) *grid_.waited = true;
-    if (waited > 0 && one_that_did_not) {
+    if (waited > 0 && one_that_did_not && !alone) {
       report(where(*one_that_did_not) + " did not wait for the launch in front of it, others of the block did");
     }
   }
@@ -679,7 +682,12 @@ void multicast_box(void* shared, const CUtensorMap* map, unsigned long long* bar
 void store_box(const CUtensorMap* map, const void* shared, const Corner& corner, const char* what, int line) {
   running->engine.store(map, shared, corner, what, line);
 }
+// Tiles lie side by side because a launch has laid them out so, which in front of a dependent one is to be waited for.
 void load_bytes(void* shared, const void* global, size_t bytes, unsigned long long* barrier, const char* what, int line) {
+  if (running->dependent() && !running->current().waited_for_launches) {
+    running->fail(format("%s: %s in line %d before it has waited for the launch in front of it",
+                         running->here().c_str(), what, line));
+  }
   running->engine.load_bytes(shared, global, bytes, barrier, what, line);
 }
 void add_floats(float* global, const float* shared, size_t bytes, const char* what, int line) {
@@ -774,7 +782,10 @@ int allow_large_clusters(const void* kernel, bool allowed) {
   return cudaSuccess;
 }
 
-void wait_for_launches() { running->current().waited_for_launches = true; }
+void wait_for_launches(bool alone) {
+  running->current().waited_for_launches = true;
+  running->current().waited_alone = alone;
+}
 
 void let_launch_begin(const char* what, int line) {
   const Thread& thread = running->current();

@@ -95,7 +95,7 @@ struct Thread {
   WarpWork work = nullptr;
   void* operands = nullptr;
   unsigned groups_committed = 0;
-  bool waited_for_launches = false;
+  bool waited_for_launches = false, waited_alone = false;
   unsigned cluster_arrivals = 0;
   std::vector<Copy> copies;
   Fiber fiber;
@@ -216,7 +216,7 @@ class Scheduler {
       thread->state = State::kReady;
       thread->copies.clear();
       thread->groups_committed = 0;
-      thread->waited_for_launches = false;
+      thread->waited_for_launches = thread->waited_alone = false;
       thread->cluster_arrivals = 0;
     }
   }

@@ -91,6 +91,9 @@ KERNELS: dict[str, tuple[Variant, Problem]] = {
     ),
 }
 WAIT, NEXT = "wait_for_earlier_launches();", "let_next_launch_begin();"
+#: The same of a thread alone, and a kernel whose one launch in front leaves what one thread of a block brings.
+WAIT_ALONE = "wait_alone_for_earlier_launches();"
+IN_FRONT, EIGHT_BITS = replace(GROUPS, values="in_front"), replace(DENSE, seqlen_q=70, dtype="e4m3")
 #: What launches leave each other, and what tells where it is.
 LEFT = (
     r"workspace|plan\b|item|tile_list|result_of|rotated|(lse|delta|sums|parts|units|queries|outputs)_of\(|"
@@ -177,6 +180,28 @@ def test_a_launch_that_does_not_wait_is_caught(name: str, role: str) -> None:
     wrong = kernel.source[:start] + kernel.source[start + len(WAIT) :]
     with pytest.raises(LaunchError, match=r"did not wait|before it has waited"):
         proves(replace(kernel, source=wrong))
+
+
+@needs_compiler
+@pytest.mark.parametrize(("precision", "weights"), [("auto", "f16"), ("eight", "e4m3")])
+def test_who_brings_what_one_launch_leaves_waits_for_it_alone(precision: str, weights: str) -> None:
+    problem = replace(EIGHT_BITS, precision=precision)
+    kernel = render_unchecked(replace(IN_FRONT, weights=weights), problem, H200)
+    assert [each.dependent for each in kernel.launches] == [False, True]
+    assert WAIT not in kernel.source and kernel.source.count(WAIT_ALONE) == 1
+    function = kernel.source.partition("void produce_tile(")[2].partition("\n}\n")[0]
+    before, _, behind = function.partition(WAIT_ALONE)
+    assert "load_keys(" in before and "load_values(" not in before and "load_values(" in behind
+    proves(kernel)
+    wrong = kernel.source.replace(WAIT_ALONE, "")
+    with pytest.raises(LaunchError, match="bulk_load in line .* before it has waited"):
+        proves(replace(kernel, source=wrong))
+
+
+def test_all_wait_where_other_launches_are_in_front_too() -> None:
+    kernel = render_unchecked(IN_FRONT, replace(EIGHT_BITS, scoring=LISTED.scoring), H200)
+    assert len(kernel.launches) == 3 and WAIT_ALONE not in kernel.source
+    assert all(body_of(kernel, each).count(WAIT) == each.dependent for each in kernel.launches)
 
 
 @needs_compiler

@@ -117,8 +117,9 @@ static_assert(sizeof(SharedStorage) == 230400, "the size that pruning counted on
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
-// Waits until the launches in front of this one, of the same call, have ended and what they wrote can be read.
-__device__ __forceinline__ void wait_for_earlier_launches() {
+// Waits until the launches in front of this one, of the same call, have ended and what they wrote can be read, by this
+// thread alone.
+__device__ __forceinline__ void wait_alone_for_earlier_launches() {
   asm volatile("griddepcontrol.wait;" : : : "memory");
 }
 
@@ -832,6 +833,7 @@ __device__ __forceinline__ void produce_tile(
 #pragma unroll 1
   for (int consumer = 1; consumer < kConsumers; ++consumer) produce_q(consumer);
   q_pipe.advance();
+  wait_alone_for_earlier_launches();
   for (int n = tile.last_tile - 1; n >= tile.first_tile; --n) {
     if (n > tile.first_tile) produce_k(n - 1);
     Barrier* const full = &smem.v_full[v_pipe.stage];
@@ -1029,7 +1031,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_e4m3_eight_d256_kernel(const AttentionArgs args, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
-  wait_for_earlier_launches();
   // Read from one lane, so that the compiler knows it to be the same in all.
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
