@@ -17,3 +17,6 @@ EIGHT_BITS_EXPONENT, EIGHT_BITS_LAG = 8, 0.0
 STRAIGHT_STEPS, STRAIGHT_BIAS, STRAIGHT_LAG = 8, 0.457, 0.75
 #: By which power of two, at most, weights are measured against more than the maximum of a row's first tiles.
 STRAIGHT_ROOM = 3.5
+#: Up to which power of two maxima are trusted of scores that are f16: they are off by 2^-12 of themselves, an
+#: eighth of a power there, which weights by straight lines just bear.
+PAIRS_TRUSTED = 9

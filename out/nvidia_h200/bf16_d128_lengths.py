@@ -136,6 +136,7 @@ KERNELS: tuple[Tuned, ...] = (
             "weights": "f16",
             "values": "in_place",
             "powers": "rounded",
+            "score_type": "f32",
             "promotion": "tiles",
             "bias_stages": 0,
             "bias_heads": 1,

@@ -110,6 +110,7 @@ KERNELS: tuple[Tuned, ...] = (
             "weights": "e4m3",
             "values": "in_front",
             "powers": "straight",
+            "score_type": "f32",
             "promotion": "segments",
             "bias_stages": 0,
             "bias_heads": 1,

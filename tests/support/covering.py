@@ -77,7 +77,12 @@ SPLIT_IN_PLACE: dict[str, Any] = {"split": "in_place", "summed_columns": 0}
 #: And where no scores are asked for, whose arrays and bits have tests of their own.
 UNSCORED: dict[str, Any] = {"bias_stages": 0, "bias_heads": 1, "seen_bits": False}
 #: Where values are not of eight bits; and of dense arrays, which have no pieces of pages to share.
-UNTURNED: dict[str, Any] = {"values": "in_place", "powers": "rounded", "promotion": "tiles"}
+UNTURNED: dict[str, Any] = {
+    "values": "in_place",
+    "powers": "rounded",
+    "score_type": "f32",
+    "promotion": "tiles",
+}
 WITHOUT_PAGES: dict[str, Any] = {"copiers": 1}
 #: What no legal `Wgmma` of 16 bits with plain scores has otherwise: hardly one of a million has all of it.
 OF_16_BITS: dict[str, Any] = {"weights": "f16", "tangent": "polynomial", "split_by": "rows"}
@@ -336,7 +341,7 @@ def wgmma_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting
 def e4m3_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]:
     """As `wgmma_settings`, of eight bits."""
     held = {"p_in_shared": False, "cluster_over": "rows", "cluster": 1, "tail": 0}
-    held |= {"pack_heads": False, "splits": 1, "weights": "f16", "powers": "rounded"}
+    held |= {"pack_heads": False, "splits": 1, "weights": "f16", "powers": "rounded", "score_type": "f32"}
     held |= {"promotion": "tiles", **UNSCORED, **SPLIT_IN_PLACE, **WITHOUT_PAGES}
     return cover(Wgmma, cards, [("e4m3", "auto")], E4M3_HEAD_DIMS, loose=WGMMA_LOOSE, held=held, seed=seed)
 

@@ -35,6 +35,7 @@ LEFT_TO_EMULATED_CARDS = {
     "summed_columns",
     "values",
     "powers",
+    "score_type",
     "promotion",
     "copiers",
 }

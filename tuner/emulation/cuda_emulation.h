@@ -97,6 +97,17 @@ inline unsigned __funnelshift_lc(unsigned low, unsigned high, unsigned shift) {
 }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __vimax3_s32(int a, int b, int c) { return max(max(a, b), c); }
+// Of each half of a word, as integers with and without a sign.
+inline unsigned __vimax3_s16x2(unsigned a, unsigned b, unsigned c) {
+  const auto largest = [&](int shift) {
+    return unsigned(max(max(int(int16_t(a >> shift)), int(int16_t(b >> shift))), int(int16_t(c >> shift)))) & 0xffff;
+  };
+  return largest(0) | largest(16) << 16;
+}
+inline unsigned __vimax3_u16x2(unsigned a, unsigned b, unsigned c) {
+  const auto largest = [&](int shift) { return max(max(a >> shift & 0xffff, b >> shift & 0xffff), c >> shift & 0xffff); };
+  return largest(0) | largest(16) << 16;
+}
 
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline float __expf(float x) { return expf(x); }

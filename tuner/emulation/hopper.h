@@ -214,7 +214,12 @@ namespace emulation {
 template <int n>
 void start_product(Mma mma, float (&d)[n], const unsigned* a, unsigned long long a_shared, unsigned long long b,
                    bool b_by_rows, bool accumulate, const char* what, int line) {
-  start_product(Product{mma, 2 * n, d, a, a_shared, b, b_by_rows, accumulate, what, line});
+  start_product(Product{mma, 2 * n, d, false, a, a_shared, b, b_by_rows, accumulate, what, line});
+}
+template <int n>
+void start_product(Mma mma, unsigned (&d)[n], const unsigned* a, unsigned long long a_shared, unsigned long long b,
+                   bool b_by_rows, bool accumulate, const char* what, int line) {
+  start_product(Product{mma, 4 * n, d, true, a, a_shared, b, b_by_rows, accumulate, what, line});
 }
 
 }  // namespace emulation
@@ -247,6 +252,11 @@ void start_product(Mma mma, float (&d)[n], const unsigned* a, unsigned long long
                                          bool accumulate, int line = __builtin_LINE()) {                            \
     emulation::start_product(emulation::Mma::kK32E4m3, d, a, 0, b, false, accumulate,                               \
                              "wgmma_m64n" #N "k32_e4m3_rs", line);                                                  \
+  }                                                                                                                 \
+  inline void wgmma_m64n##N##k32_e4m3_ss(unsigned (&d)[N / 4], unsigned long long a, unsigned long long b,          \
+                                         bool accumulate, int line = __builtin_LINE()) {                            \
+    emulation::start_product(emulation::Mma::kK32E4m3, d, nullptr, a, b, false, accumulate,                         \
+                             "wgmma_m64n" #N "k32_e4m3_ss", line);                                                  \
   }
 #define EMULATION_WGMMA_OF(N)                      \
   EMULATION_WGMMA_E4M3(N)                          \

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <array>
 
+#include "cuda_fp16.h"
 #include "matrix_product.h"
 
 namespace emulation {
@@ -37,6 +38,13 @@ class WarpgroupProduct {
     }
     if (mma == Mma::kK32E4m3) return run_e4m3(factors, columns);
     mma == Mma::kK16F16 ? run_as<F16>(factors, columns) : run_as<Bf16>(factors, columns);
+  }
+
+  // As the tensor cores round accumulators of 16 bits.
+  void round_to_halves(int columns) {
+    for (int row = 0; row < kGroupRows; ++row) {
+      for (int j = 0; j < columns; ++j) d[row][j] = half_to_float(float_to_half(d[row][j]));
+    }
   }
 
  private:

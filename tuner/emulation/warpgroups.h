@@ -54,7 +54,7 @@ class Warpgroups {
     if (product.a) memcpy(pending.factors, product.a, sizeof(pending.factors));
     bool chained = false;
     for (const Pending& other : share.products) chained |= other.d == product.d;
-    if (!chained) set_aside(pending, product.columns);
+    if (!chained) set_aside(pending, words(product));
     share.products.push_back(std::move(pending));
   }
 
@@ -122,10 +122,10 @@ class Warpgroups {
  private:
   // A thread's part of a product.
   struct Pending {
-    float* d;
+    void* d;
     const unsigned* a;
-    unsigned factors[4];        // of a, as they were
-    std::vector<float> before;  // what the first product of a chain finds in d
+    unsigned factors[4];           // of a, as they were
+    std::vector<uint32_t> before;  // what the first product of a chain finds in d
     unsigned group;
   };
 
@@ -175,9 +175,13 @@ class Warpgroups {
                            (unsigned long long)other.a_shared, (unsigned long long)other.b, other.line));
   }
 
-  static void set_aside(Pending& pending, int columns) {
-    pending.before.assign(pending.d, pending.d + columns / 2);
-    fill_uninitialized(pending.d, columns / 2 * sizeof(float));
+  // Of a thread's accumulators.
+  static int words(const Product& product) { return product.columns / (product.halves ? 4 : 2); }
+
+  static void set_aside(Pending& pending, int words) {
+    const uint32_t* const d = static_cast<const uint32_t*>(pending.d);
+    pending.before.assign(d, d + words);
+    fill_uninitialized(pending.d, words * sizeof(uint32_t));
   }
 
   // Computes the groups that the warpgroup waits for.
@@ -212,7 +216,7 @@ class Warpgroups {
         Pending& pending = products[later];
         bool first_of_chain = pending.before.empty();
         for (size_t between = done; between < later; ++between) first_of_chain &= products[between].d != pending.d;
-        if (first_of_chain) set_aside(pending, groups_[group][later].product.columns);
+        if (first_of_chain) set_aside(pending, words(groups_[group][later].product));
       }
       products.erase(products.begin(), products.begin() + done);
     }
@@ -223,37 +227,51 @@ class Warpgroups {
   void multiply(unsigned group, size_t begin, size_t end) {
     const unsigned first = group * kWarpgroup;
     const int columns = groups_[group][begin].product.columns;
+    const bool halves = groups_[group][begin].product.halves;
     if (!product_) product_ = std::make_unique<WarpgroupProduct>();
     // Rows 16 w + g and g + 8 are warp w's, columns 8 t + 2 c and the next one, in its lane 4 g + c.
     const auto each_pair = [&](const auto& work) {
       for (unsigned i = 0; i < kWarpgroup; ++i) {
         Pending& pending = shares_[first + i].products[begin];
         for (int p = 0; p < columns / 4; ++p) {
-          work(pending, 2 * p, &product_->d[i / 32 * 16 + i % 32 / 4 + p % 2 * 8][p / 2 * 8 + i % 4 * 2]);
+          work(pending, p, &product_->d[i / 32 * 16 + i % 32 / 4 + p % 2 * 8][p / 2 * 8 + i % 4 * 2]);
         }
       }
     };
-    for (unsigned i = first; i < first + kWarpgroup; ++i) check_untouched(i, begin, columns);
-    each_pair([](const Pending& pending, int r, float* d) {
-      const float* from = pending.before.empty() ? pending.d : pending.before.data();
-      memcpy(d, from + r, 2 * sizeof(float));
+    for (unsigned i = first; i < first + kWarpgroup; ++i) check_untouched(i, begin);
+    each_pair([halves](const Pending& pending, int pair, float* d) {
+      const uint32_t* const from =
+          pending.before.empty() ? static_cast<const uint32_t*>(pending.d) : pending.before.data();
+      if (halves) {
+        for (int j = 0; j < 2; ++j) d[j] = half_to_float(from[pair] >> 16 * j & 0xffff);
+      } else {
+        memcpy(d, from + 2 * pair, 2 * sizeof(float));
+      }
     });
     for (size_t index = begin; index < end; ++index) {
       Started& started = groups_[group][index];
       read_again(started);
       if (started.product.a) collect_registers(group, index, started.factors);
       product_->run(started.product.mma, started.factors, columns, started.product.accumulate);
+      if (halves) product_->round_to_halves(columns);
     }
-    each_pair([](Pending& pending, int r, const float* d) { memcpy(pending.d + r, d, 2 * sizeof(float)); });
+    each_pair([halves](Pending& pending, int pair, const float* d) {
+      uint32_t* const to = static_cast<uint32_t*>(pending.d);
+      if (halves) {
+        to[pair] = float_to_half(d[0]) | uint32_t(float_to_half(d[1])) << 16;
+      } else {
+        memcpy(to + 2 * pair, d, 2 * sizeof(float));
+      }
+    });
   }
 
   // Accumulators that were set aside must still be what they were left as.
-  void check_untouched(unsigned thread, size_t index, int columns) {
+  void check_untouched(unsigned thread, size_t index) {
     const Pending& pending = shares_[thread].products[index];
     if (pending.before.empty()) return;
-    for (int i = 0; i < columns / 2; ++i) {
-      if (memcmp(pending.d + i, &kUninitialized, sizeof(kUninitialized)) == 0) continue;
-      const Product& product = groups_[thread / kWarpgroup][index].product;
+    const Product& product = groups_[thread / kWarpgroup][index].product;
+    for (int i = 0; i < words(product); ++i) {
+      if (memcmp(static_cast<const uint32_t*>(pending.d) + i, &kUninitialized, sizeof(kUninitialized)) == 0) continue;
       scheduler_.fail(format("block %u, thread %u: accumulator %d of %s in line %d changed before it was waited for",
                              blockIdx.x, thread, i, product.what, product.line));
     }

@@ -57,6 +57,9 @@ class GroupCoefficients:
     #: The same where straight lines stand for exponentials: by count two multiply-adds, half a maximum and
     #: three quarters of a permutation of two slots each; by 190 kernels timed on an H200 two more.
     straight_slots: float = 6.5
+    #: And of those whose scores are pairs: by count a multiply-add and a maximum of a pair, a quarter of two
+    #: maxima and of a permutation of two slots each; as many more as there, by half as many instructions.
+    paired_slots: float = 3.5
     #: Issue slots of a warp around a tile: barriers, descriptors, the loop. Fitted.
     tile_slots: float = 77.0
     #: Issue slots of a warp for a polynomial, and for a score's mask. Fitted.
@@ -186,7 +189,8 @@ def _shared_cycles(work: GroupWork, groups: int, coefficients: GroupCoefficients
     """Cycles for which ``groups`` warpgroups, a tile each, occupy what they share."""
     slots = (
         (work.scores - work.straight) * coefficients.score_slots
-        + work.straight * coefficients.straight_slots
+        + (work.straight - work.paired) * coefficients.straight_slots
+        + work.paired * coefficients.paired_slots
         + work.polynomials * coefficients.polynomial_slots
         + work.masked * coefficients.mask_slots
         + coefficients.tile_slots

@@ -40,6 +40,7 @@ def latent_work(variant: Latent, problem: Problem, limits: DeviceLimits) -> Grou
         scores=scores,
         polynomials=0.0,
         straight=0.0,
+        paired=0.0,
         masked=scores / max(1.0, tiles),
         wavefronts=factor_bytes / 128,
         stages=2,

@@ -25,6 +25,7 @@ ROWS, HEADS, TILES = "rows", "heads", "tiles"
 IN_PLACE, IN_FRONT = "in_place", "in_front"
 SEGMENTS = "segments"
 ROUNDED, STRAIGHT = "rounded", "straight"
+F32 = "f32"
 #: The most columns of one product.
 PRODUCT_COLUMNS = 256
 #: Columns of products of values and weights that sum the weights: the fewest that there may be.
@@ -82,6 +83,12 @@ class Parameters(Variant):
         ROUNDED,
         STRAIGHT,
         doc="powers of two as weights of eight bits: rounded, or straight lines from one to the next",
+        implied=True,
+    )
+    score_type: str = param(
+        F32,
+        F16,
+        doc="what products leave scores in, of which weights are made by straight lines",
         implied=True,
     )
     promotion: str = param(
@@ -181,6 +188,15 @@ class Parameters(Variant):
     def sums_by_products(self) -> bool:
         """Whether weights are summed by products with ones, as they are after they were rounded."""
         return self.powers == STRAIGHT
+
+    @property
+    def pairs_scores(self) -> bool:
+        """Whether scores are pairs of f16, a register each."""
+        return self.score_type == F16
+
+    def score_registers(self) -> int:
+        """Returns the registers of a thread's scores of a tile."""
+        return self.bc // (4 if self.pairs_scores else 2)
 
     def value_columns(self, problem: Problem) -> int:
         """Returns the columns of products of weights: outputs, and sums of weights behind them."""

@@ -132,4 +132,4 @@ def needed_registers(variant: Parameters, problem: Problem) -> int:
         rest += 8 if variant.keeps_sums() and problem.causal and wide and not plain else 0
         weights, outputs = variant.bc // 8, outputs if variant.keeps_sums() else 2 * outputs
     rest += queries + descriptors + (4 if variant.poly_exp else 0)
-    return outputs + variant.bc // 2 + weights + rest
+    return outputs + variant.score_registers() + weights + rest

@@ -130,6 +130,25 @@ class RuledParameters(Parameters):
             return f"{what}: powers={self.powers} have no exponentials"
         return None
 
+    @rule("combination", after="q_in_registers")
+    def _scores_are_pairs(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if not self.pairs_scores:
+            return None
+        what = f"score_type={self.score_type}"
+        if not self.sums_by_products:
+            return f"{what}: powers={self.powers} take scores of more bits"
+        if not problem.scores.is_plain:
+            return f"{what}: not made for scores that are changed, or hidden by more than a causal mask"
+        if self.q_in_registers:
+            return f"{what}: Q is brought into range in shared memory"
+        return None
+
+    @rule("combination", after="rescale")
+    def _pairs_have_maxima_that_lag(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.pairs_scores and self.rescale != "lazy":
+            return f"rescale={self.rescale}: maxima of score_type={self.score_type} are looked for by bounds"
+        return None
+
     @rule("combination", after="promotion")
     def _sums_are_kept(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if not self.keeps_sums():
@@ -373,11 +392,12 @@ class RuledParameters(Parameters):
     @rule("registers", after="min_blocks")
     def _products_fit(self, problem: Problem, limits: DeviceLimits) -> str | None:
         """One instruction's sums must fit what the launch gives: ptxas knows nothing of shares there."""
-        needed = max(self.bc, problem.head_dim_v) // 2 + REGISTERS_BESIDE_SUMS
-        given = launch_registers(self, limits)
+        sums = {self.bc: self.score_registers(), problem.head_dim_v: problem.head_dim_v // 2}
+        columns = max(sums, key=lambda each: sums[each])
+        needed, given = sums[columns] + REGISTERS_BESIDE_SUMS, launch_registers(self, limits)
         if needed > given:
             return (
-                f"{needed} for one product of {max(self.bc, problem.head_dim_v)} columns, a launch of "
+                f"{needed} for one product of {columns} columns, a launch of "
                 f"{self.min_blocks} blocks of {self.threads()} threads per SM gives {given}"
             )
         return None

@@ -74,6 +74,8 @@ class GroupWork(Work):
     """Scores of a thread and tile whose exponential is a polynomial."""
     straight: float
     """Scores of a thread and tile whose weights are by straight lines, with no exponentials and no sums."""
+    paired: float
+    """Of these, the ones that come as pairs of f16."""
     masked: float
     """Scores of a thread and tile that a mask is laid over, on average."""
     wavefronts: float
@@ -213,6 +215,7 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
         scores=scores,
         polynomials=scores / variant.poly_exp if variant.poly_exp else 0.0,
         straight=scores if variant.sums_by_products else 0.0,
+        paired=scores if variant.pairs_scores else 0.0,
         masked=scores * masked_share,
         wavefronts=(factor_bytes + weight_bytes) / 128,
         stages=min(variant.k_stages, variant.v_stages, max(1, key_tiles)),

@@ -191,15 +191,12 @@ def test_tiny_and_huge_products_are_the_models_to_the_bit(type_, exponents):
     np.testing.assert_array_equal(d.view(np.uint32), expected.view(np.uint32))
 
 
-@pytest.mark.parametrize("form", ["ss", "rs"])
-def test_products_of_eight_bits_are_numpys(form):
-    """Of small whole numbers, whose sums thirteen bits hold: 64 x 32 by 32 x 24, both by rows of 32 bytes."""
-    numbers, columns = ml_dtypes.float8_e4m3fn, 24
-    rng = np.random.default_rng(5)
-    a, b = (rng.integers(-8, 9, (n, 32)).astype(numbers) for n in (64, columns))
-    body = f"""
+#: 64 x 32 by 32 x 24 numbers of e4m3 in shared memory, both by rows of 32 bytes in 128, swizzled. What follows
+#: has descriptors of both, and a thread's row and place among the four that share it.
+EIGHT_BITS_COLUMNS = 24
+EIGHT_BITS_BODY = f"""
   // Rows of 128 bytes, swizzled, of which the first 32 are used: those of a from byte 0 on, b behind them.
-  for (int j = i; j < (64 + {columns}) * 8; j += {GROUP}) {{
+  for (int j = i; j < (64 + {EIGHT_BITS_COLUMNS}) * 8; j += {GROUP}) {{
     const int row = j / 8, piece = (j % 8 / 4) ^ row % 8;
     reinterpret_cast<unsigned*>(shared_bytes)[row * 32 + piece * 4 + j % 4] = in[j];
   }}
@@ -207,6 +204,24 @@ def test_products_of_eight_bits_are_numpys(form):
   __syncthreads();
   const unsigned long long layout = 1ULL << 62 | 1024ULL >> 4 << 32, of_b = layout | 64 * 128 >> 4;
   const int row = i / 32 * 16 + i % 32 / 4, word = i % 4;
+"""
+
+
+def eight_bits(largest, seed):
+    """Whole numbers up to some, as e4m3 has them: the factors, and their products in float64."""
+    rng = np.random.default_rng(seed)
+    a, b = (
+        rng.integers(-largest, largest + 1, (n, 32)).astype(ml_dtypes.float8_e4m3fn)
+        for n in (64, EIGHT_BITS_COLUMNS)
+    )
+    return np.concatenate([a, b]).view(np.uint32).reshape(-1), a.astype(np.float64) @ b.astype(np.float64).T
+
+
+@pytest.mark.parametrize("form", ["ss", "rs"])
+def test_products_of_eight_bits_are_numpys(form):
+    """Of small whole numbers, whose sums thirteen bits hold."""
+    columns = EIGHT_BITS_COLUMNS
+    body = f"""{EIGHT_BITS_BODY}
   const unsigned registers[4] = {{in[row * 8 + word], in[(row + 8) * 8 + word], in[row * 8 + 4 + word],
                                  in[(row + 8) * 8 + 4 + word]}};
   float d[{columns // 2}];
@@ -217,11 +232,68 @@ def test_products_of_eight_bits_are_numpys(form):
   for (int r = 0; r < {columns // 2}; ++r) {{
     out[(row + r / 2 % 2 * 8) * {columns} + r / 4 * 8 + word * 2 + r % 2] = __float_as_uint(d[r]);
   }}"""
-    words = np.concatenate([a, b]).view(np.uint32).reshape(-1)
+    words, expected = eight_bits(8, seed=5)
     build = fragments.emulated(body, threads=GROUP, smem=(64 + columns) * 128)
     found = fragments.run_emulated(build, words, np.zeros(64 * columns, np.uint32)).view(np.float32)
-    expected = a.astype(np.float64) @ b.astype(np.float64).T
     np.testing.assert_array_equal(found.reshape(64, columns), expected)
+
+
+def test_sums_of_eight_bits_may_be_pairs_of_halves():
+    """Each product rounds them anew."""
+    columns = EIGHT_BITS_COLUMNS
+    body = f"""{EIGHT_BITS_BODY}
+  unsigned d[{columns // 4}];
+  wgmma_fence();
+  for (int step = 0; step < 3; ++step) wgmma_m64n{columns}k32_e4m3_ss(d, layout, of_b, step > 0);
+  wgmma_commit();
+  wgmma_wait<0>();
+  for (int r = 0; r < {columns // 4}; ++r) {{
+    for (int j = 0; j < 2; ++j) {{
+      out[(row + r % 2 * 8) * {columns} + r / 2 * 8 + word * 2 + j] = d[r] >> 16 * j & 0xffff;
+    }}
+  }}"""
+    words, once = eight_bits(16, seed=6)
+    build = fragments.emulated(body, threads=GROUP, smem=(64 + columns) * 128)
+    found = fragments.run_emulated(build, words, np.zeros(64 * columns, np.uint32)).astype(np.uint16)
+    expected = np.zeros_like(once)
+    for _ in range(3):
+        expected = (expected + once).astype(np.float16).astype(np.float64)
+    assert (expected != 3 * once).any()
+    np.testing.assert_array_equal(found.view(np.float16).reshape(64, columns), expected)
+
+
+def by_halves(words):
+    """Of each word the low half and the high one."""
+    return np.ascontiguousarray(words).view(np.uint16).reshape(-1, 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "numpys"),
+    [
+        ("__vimax3_s16x2(a, b, c)", lambda a, b, c: np.max([x.view(np.int16) for x in (a, b, c)], axis=0)),
+        ("__vimax3_u16x2(a, b, c)", lambda a, b, c: np.max([a, b, c], axis=0)),
+        (
+            "fma_halves(a, b, c)",
+            # In extended precision, where neither the product nor the sum is rounded.
+            lambda *abc: (lambda x, y, z: (x * y + z).astype(np.float16))(
+                *(each.view(np.float16).astype(np.longdouble) for each in abc)
+            ),
+        ),
+        ("larger_halves(a, b)", lambda a, b, c: np.fmax(a.view(np.float16), b.view(np.float16))),
+    ],
+)
+def test_functions_of_two_halves(call, numpys):
+    rng = np.random.default_rng(8)
+    words = rng.integers(0, 2**32, (3, GROUP), dtype=np.uint32)
+    body = f"const unsigned a = in[i], b = in[{GROUP} + i], c = in[{2 * GROUP} + i]; out[i] = {call};"
+    build = fragments.emulated(body, threads=GROUP)
+    found = by_halves(fragments.run_emulated(build, words.reshape(-1), np.zeros(GROUP, np.uint32)))
+    with np.errstate(all="ignore"):
+        expected = numpys(*map(by_halves, words))
+    if expected.dtype == np.float16:
+        np.testing.assert_array_equal(found.view(np.float16), expected)
+    else:
+        np.testing.assert_array_equal(found, expected.view(np.uint16))
 
 
 INF, NAN = float("inf"), float("nan")

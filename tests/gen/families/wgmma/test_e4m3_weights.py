@@ -48,6 +48,7 @@ HELD = {
     "weights": "e4m3",
     "values": "in_place",
     "powers": "rounded",
+    "score_type": "f32",
     "promotion": "tiles",
     "copiers": 1,
     **dict.fromkeys(("pack_heads", "p_in_shared"), False),

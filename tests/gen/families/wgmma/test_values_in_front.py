@@ -249,7 +249,8 @@ def test_straight_powers_keep_their_promise(rescale):
 
 
 @needs_compiler
-def test_a_key_that_outweighs_all_others_by_far_leaves_them_their_share():
+@pytest.mark.parametrize("score_type", ["f32", "f16"])
+def test_a_key_that_outweighs_all_others_by_far_leaves_them_their_share(score_type):
     """It is met first, where weights leave room for maxima to grow only as far as their sum allows: 8191 keys
     that weigh e^-10 of it each have a quarter of the row."""
     rng, numbers = np.random.default_rng(11), ml_dtypes.float8_e4m3fn
@@ -261,7 +262,7 @@ def test_a_key_that_outweighs_all_others_by_far_leaves_them_their_share():
     expected = reference.attention(
         *(x.astype(np.float32) for x in arrays), scale=0.125, scores=scores_of(causal=False)
     ).o
-    kernel = render(replace(STRAIGHT, bc=128), ASKED, H200)
+    kernel = render(replace(STRAIGHT, bc=128, score_type=score_type), ASKED, H200)
     bounded = "fminf(fmaxf(log2f(sum), 0.0f), 3.5f)"
     assert bounded in kernel.source
     device, errors = SimDevice("h200", H200), []
@@ -273,7 +274,8 @@ def test_a_key_that_outweighs_all_others_by_far_leaves_them_their_share():
 
 
 @needs_compiler
-def test_straight_powers_are_right_on_average():
+@pytest.mark.parametrize("score_type", ["f32", "f16"])
+def test_straight_powers_are_right_on_average(score_type):
     """Of scores that lie evenly between powers of two the sums are too large and too small as often."""
     numbers = ml_dtypes.float8_e4m3fn
     q, k = np.zeros((1, 1, 64, 64), np.float32), np.zeros((1, 1, 4096, 64), np.float32)
@@ -283,7 +285,8 @@ def test_straight_powers_are_right_on_average():
     k[0, 0, :, 1] = (scores - k[0, 0, :, 0]) * 2**6
     v = np.ones((1, 1, 4096, 64), numbers)
     device = SimDevice("h200", H200)
-    build = device.toolchain().build(render(replace(STRAIGHT, bc=128), ASKED, H200))
+    variant = replace(STRAIGHT, bc=128, score_type=score_type)
+    build = device.toolchain().build(render(variant, ASKED, H200))
     q, k = q.astype(numbers), k.astype(numbers)
     o, lse = device.open().attend(build, q, k, v, scale=1.0, want_lse=True)
     expected = np.log(np.exp(k[0, 0, :, :2].astype(np.float64) @ [1.0, 2.0**-6]).sum())

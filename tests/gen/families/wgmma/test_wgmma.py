@@ -91,6 +91,7 @@ def test_the_cover_leaves_nothing_out():
         "far_keys",
         "values",
         "powers",
+        "score_type",
         "promotion",
         "copiers",
     )

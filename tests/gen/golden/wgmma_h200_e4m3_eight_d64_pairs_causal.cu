@@ -1,0 +1,1285 @@
+// attention_e4m3_eight_d64: flash attention, e4m3, head dim 64, tuned with a causal mask.
+//
+// o = softmax(scale * q k^T) v, and optionally the log-sum-exp of each row. Tensors are (batch, heads, seqlen,
+// head_dim) by strides with a contiguous head dim; a causal mask is aligned bottom-right; several query heads
+// may share one key/value head. Lengths, strides, heads and scale are run-time arguments.
+//
+// Family wgmma:
+//   br = 256                   query rows per tile, 64 for each warpgroup that computes
+//   bc = 128                   keys per tile
+//   persistent = true          blocks stay for several tiles
+//   q_stages = 1               Q tiles in shared memory: 2 bring the next one early
+//   k_stages = 2               K tiles in shared memory
+//   v_stages = 2               V tiles in shared memory
+//   schedule = overlapped      the next scores: before these outputs, or behind them
+//   q_in_registers = false     keep Q in registers, which relieves shared memory
+//   order_of_groups = free     what warpgroups do in turns: nothing, products, exponentials
+//   rescale = lazy             when outputs follow the running maximum: once it grew, or always
+//   poly_exp = 0               one exponential in so many is a polynomial, 0 none
+//   section = 1                heads whose tiles start together by length, 0 all of them
+//   min_blocks = 1             blocks per SM
+//   weights = e4m3             what weights are, and values as products read them, of inputs of eight bits
+//   values = in_front          who turns values of eight bits into what products read: the blocks, or a launch in front
+//   powers = straight          powers of two as weights of eight bits: rounded, or straight lines from one to the next
+//   score_type = f16           what products leave scores in, of which weights are made by straight lines
+//   promotion = segments       whose outputs of eight bits the tensor cores sum: a tile's, or those of 2048 keys
+
+#include <cuda_fp8.h>
+#include <cuda.h>
+
+#ifndef FLASHGEN_CAUSAL
+#define FLASHGEN_CAUSAL 1
+#endif
+
+// Strides are in elements. lse may be null; else it is contiguous (batch, num_q_heads, seqlen_q).
+struct AttentionArgs {
+  const __nv_fp8_e4m3* q;
+  const __nv_fp8_e4m3* k;
+  const __nv_fp8_e4m3* v;
+  __nv_bfloat16* o;
+  float* lse;
+  float* workspace;  // for what launches leave each other
+  long long q_stride_batch, q_stride_head, q_stride_row;
+  long long k_stride_batch, k_stride_head, k_stride_row;
+  long long v_stride_batch, v_stride_head, v_stride_row;
+  long long o_stride_batch, o_stride_head, o_stride_row;
+  int batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k;
+  float scale;  // multiplies q k^T: usually 1 / sqrt(head_dim), times the scales of q and k
+  float value_scale;  // multiplies o: the scale of v
+};
+static_assert(sizeof(AttentionArgs) == 176, "callers from other languages pack the arguments by hand");
+
+// The arrays as the copy engine reads and writes them.
+struct TensorMaps {
+  CUtensorMap q, k, o;
+};
+
+constexpr bool kCausal = FLASHGEN_CAUSAL;
+constexpr bool kRowsMayBeEmpty = kCausal;  // though there are keys
+constexpr bool kLaterRowsSeeMore = kCausal;
+
+using Element = __nv_fp8_e4m3;
+using Output = __nv_bfloat16;
+using Barrier = unsigned long long;
+constexpr int kD = 64;  // head dim of queries and keys
+constexpr int kDv = 64;  // head dim of values and outputs
+constexpr int kVec = 16;  // elements that strides must be multiples of, for the copy engine
+
+constexpr int kBr = 256;  // query rows per tile: 64 for each consumer
+constexpr int kBc = 128;  // keys per tile
+constexpr int kConsumers = 4;  // warpgroups that compute, beside the producer
+constexpr int kWarpgroup = 128;  // threads of a warpgroup
+constexpr int kThreads = 640;
+constexpr int kMaxBlocks = 132;  // that H200 runs at once, each of which takes several tiles
+constexpr int kKStages = 2, kVStages = 2;  // tiles of K and of V in shared memory
+constexpr int kQStages = 1;  // Q tiles in shared memory
+
+// A tile in shared memory is made of chunks, whose rows are swizzled: of 128 bytes, 128 columns of Q and K, 64 of O; of
+// 32 bytes, the keys of one step of V transposed.
+constexpr int kQkChunk = 128, kChunk = 64;
+constexpr int kDChunks = (kD + kQkChunk - 1) / kQkChunk;
+constexpr int kDvChunks = (kDv + kChunk - 1) / kChunk;
+constexpr int kDSteps = (kD + 31) / 32;  // steps of 32 along the head dim in q k^T
+constexpr int kValueThreads = 128;  // of a block that makes a tile of values
+constexpr int kKeySteps = kBc / 32;  // steps of 32 along the keys in p v
+constexpr int kValueTiles = kDv / 8;  // columns of eight in a thread's outputs
+
+// Named barriers of the block, by consumer.
+constexpr int kConsumerBarrier = 1;  // its own
+
+constexpr unsigned kQBytes = 64 * kDChunks * kQkChunk * sizeof(Element);  // of one consumer
+constexpr unsigned kKBytes = kBc * kDChunks * kQkChunk * sizeof(Element);
+constexpr unsigned kVBytes = kBc * (kDv + 8) * sizeof(Element);  // in memory, too
+
+constexpr int kSummedTiles = 16;  // tiles whose outputs the tensor cores sum
+constexpr int kOutputs = kDv / 2 + 4;  // a thread's, and those of eight more columns, the first of which sums weights
+// Weights are kept 2^kWeightExponent times as large: that of a row's maximum is the largest power of two that e4m3 has.
+constexpr float kWeightExponent = 8.0f;
+constexpr float kSteps = 8.0f;  // numbers of e4m3 from one power of two to the next
+// Where a maximum is among them, behind 1024, from where on those of f16 are integers.
+constexpr float kPlace = 1024.0f + kSteps * (kWeightExponent + 7.0f) - 0.457f;
+constexpr float kNone = __builtin_bit_cast(float, 0x7fffffff);  // no number
+constexpr float kLog2e = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
+
+using QChunk = Element[64 * kQkChunk];  // of the 64 rows of one consumer
+using KChunk = Element[kBc * kQkChunk];
+using OChunk = Output[64 * kChunk];
+using VChunk = Element[(kDv + 8) * 32];  // its rows are columns of V, ones and zeros,, 32 keys of each
+static_assert(sizeof(QChunk) == sizeof(OChunk), "outputs take the place of Q");
+
+struct SharedStorage {
+  // Q by consumer, and then its outputs on their way to global memory.
+  alignas(1024) QChunk q[kQStages][kConsumers][kDChunks];
+  alignas(1024) KChunk k[kKStages][kDChunks];
+  alignas(1024) VChunk v[kVStages][kKeySteps];
+  // A stage is full once its bytes have arrived, and empty once every consumer has done with it.
+  Barrier q_full[kQStages][kConsumers], q_empty[kQStages];
+  Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
+};
+static_assert(sizeof(SharedStorage) == 84992, "the size that pruning counted on");
+
+// PTX by name; a host compiler that emulates a card brings its own.
+#ifdef __CUDACC__
+// Waits until the launches in front of this one, of the same call, have ended and what they wrote can be read, by this
+// thread alone.
+__device__ __forceinline__ void wait_alone_for_earlier_launches() {
+  asm volatile("griddepcontrol.wait;" : : : "memory");
+}
+
+// Lets the next launch begin wherever there is room. It waits for the end of this one itself.
+__device__ __forceinline__ void let_next_launch_begin() {
+  asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+}
+#endif
+
+__device__ __forceinline__ unsigned shared_address(const void* pointer) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+// PTX by name; a host compiler that emulates a card brings its own.
+#ifdef __CUDACC__
+// A barrier in shared memory (PTX mbarrier): a phase ends when `arrivals` threads have arrived and all announced bytes
+// are there.
+__device__ __forceinline__ void barrier_init(Barrier* barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+
+// Shows initialised barriers to the copy engine.
+__device__ __forceinline__ void fence_barrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(Barrier* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(shared_address(barrier)) : "memory");
+}
+
+// Arrives, and announces bytes that copies will bring in this phase.
+__device__ __forceinline__ void barrier_expect(Barrier* barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+               :
+               : "r"(shared_address(barrier)), "r"(bytes)
+               : "memory");
+}
+
+// Waits for the end of the phase of that parity. A new barrier's previous phase counts as one of parity 1, ended.
+__device__ __forceinline__ void barrier_wait(Barrier* barrier, unsigned parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}"
+      :
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+}
+
+// Waits until `threads` threads have come to barrier `id` of the block, this one's warp among them.
+__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
+// Shows ordinary writes to shared memory to the copy engine and the tensor cores.
+__device__ __forceinline__ void fence_proxy_async() {
+  asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+}
+
+__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
+}
+
+// Brings the box at (x, row, head, batch) to shared memory, zeros where it lies outside; counts its bytes towards
+// `barrier`.
+__device__ __forceinline__ void tma_load(
+    void* shared, const CUtensorMap* map, Barrier* barrier, int x, int row, int head, int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2];"
+      :
+      : "r"(shared_address(shared)), "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(row), "r"(head), "r"(batch)
+      : "memory");
+}
+
+// Writes a box from shared memory to (x, row, head, batch), except for what lies outside.
+__device__ __forceinline__ void tma_store(
+    const CUtensorMap* map, const void* shared, int x, int row, int head, int batch) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+               :
+               : "l"(map), "r"(shared_address(shared)), "r"(x), "r"(row), "r"(head), "r"(batch)
+               : "memory");
+}
+
+__device__ __forceinline__ void tma_commit() {
+  asm volatile("cp.async.bulk.commit_group;" : : : "memory");
+}
+
+// Waits until all but the last kGroups groups of this thread's stores have read what they store.
+template <int kGroups>
+__device__ __forceinline__ void tma_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(kGroups) : "memory");
+}
+
+// Brings bytes that lie side by side to shared memory; counts them towards `barrier`.
+__device__ __forceinline__ void bulk_load(void* shared, const void* global, unsigned bytes, Barrier* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+      :
+      : "r"(shared_address(shared)), "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+}
+
+// Changes how many registers a thread of this warpgroup has, whose four warps all call it.
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(kRegisters));
+}
+
+// True in one lane of a full warp.
+__device__ __forceinline__ bool elect_one() {
+  unsigned elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "elect.sync _|p, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(elected));
+  return elected != 0;
+}
+
+// The larger of two numbers, or no number where one of them is none.
+__device__ __forceinline__ float larger_or_none(float x, float y) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(x), "f"(y));
+  return larger;
+}
+
+// a b + c of pairs of f16, rounded once.
+__device__ __forceinline__ unsigned fma_halves(unsigned a, unsigned b, unsigned c) {
+  unsigned d;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+
+// The larger ones of two pairs of f16, the other one where one is no number.
+__device__ __forceinline__ unsigned larger_halves(unsigned a, unsigned b) {
+  unsigned d;
+  asm("max.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+
+// Keeps the compiler from making these after the next wait.
+template <int n>
+__device__ __forceinline__ void hold(unsigned (&registers)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) asm volatile("" : "+r"(registers[i]) : : "memory");
+}
+
+// Four numbers as e4m3, the first in the low byte; the largest there is for those beyond.
+__device__ __forceinline__ unsigned floats_to_e4m3(float first, float second, float third, float fourth) {
+  unsigned four;
+  asm("{\n"
+      ".reg .b16 low, high;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};\n"
+      "}"
+      : "=r"(four)
+      : "f"(first), "f"(second), "f"(third), "f"(fourth));
+  return four;
+}
+
+// Four e4m3 numbers, the first in the low byte, as two pairs of f16.
+__device__ __forceinline__ void e4m3_to_halves(unsigned (&pairs)[2], unsigned four) {
+  asm("{\n"
+      ".reg .b16 low, high;\n"
+      "mov.b32 {low, high}, %2;\n"
+      "cvt.rn.f16x2.e4m3x2 %0, low;\n"
+      "cvt.rn.f16x2.e4m3x2 %1, high;\n"
+      "}"
+      : "=r"(pairs[0]), "=r"(pairs[1])
+      : "r"(four));
+}
+
+__device__ __forceinline__ void stmatrix_x4(void* row, const unsigned* m) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+               :
+               : "r"(shared_address(row)), "r"(m[0]), "r"(m[1]), "r"(m[2]), "r"(m[3])
+               : "memory");
+}
+
+// Orders what this warpgroup's threads wrote to registers before its next products.
+__device__ __forceinline__ void wgmma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
+}
+
+// Closes a group of products.
+__device__ __forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
+}
+
+// Waits for all but the last kGroups groups.
+template <int kGroups>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(kGroups) : "memory");
+}
+
+// Keeps the compiler from reading products before the wait that precedes this.
+template <int n>
+__device__ __forceinline__ void hold(float (&registers)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) asm volatile("" : "+f"(registers[i]) : : "memory");
+}
+
+// D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. q k^T reads both factors from shared memory,
+// p v has p in registers and v transposed.
+__device__ __forceinline__ void wgmma_m64n128k32_e4m3_ss(
+    unsigned (&d)[32], unsigned long long a, unsigned long long b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k32.f16.e4m3.e4m3 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "%32, %33, p, 1, 1;\n"
+      "}"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]), "+r"(d[4]), "+r"(d[5]), "+r"(d[6]), "+r"(d[7]),
+        "+r"(d[8]), "+r"(d[9]), "+r"(d[10]), "+r"(d[11]), "+r"(d[12]), "+r"(d[13]), "+r"(d[14]), "+r"(d[15]),
+        "+r"(d[16]), "+r"(d[17]), "+r"(d[18]), "+r"(d[19]), "+r"(d[20]), "+r"(d[21]), "+r"(d[22]), "+r"(d[23]),
+        "+r"(d[24]), "+r"(d[25]), "+r"(d[26]), "+r"(d[27]), "+r"(d[28]), "+r"(d[29]), "+r"(d[30]), "+r"(d[31])
+      : "l"(a), "l"(b), "r"(int(accumulate)));
+}
+
+__device__ __forceinline__ void wgmma_m64n72k32_e4m3_rs(
+    float (&d)[36], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %41, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n72k32.f32.e4m3.e4m3 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35}, "
+      "{%36, %37, %38, %39}, %40, p, 1, 1;\n"
+      "}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));
+}
+
+#endif
+
+// Two numbers in one register, the first in its low half.
+__device__ __forceinline__ unsigned pack(float first, float second) {
+  const __nv_bfloat162 both = __floats2bfloat162_rn(first, second);
+  return reinterpret_cast<const unsigned&>(both);
+}
+
+__device__ __forceinline__ float2 floats_of(unsigned pair) {
+  return __half22float2(reinterpret_cast<const __half2&>(pair));
+}
+__device__ __forceinline__ unsigned twice(__half x) { return __half_as_ushort(x) * 0x10001u; }
+
+// What wgmma reads from `start` on: rows of 128 bytes, swizzled, groups of eight rows one after the other; chunks of 64
+// columns `chunk_bytes` apart where the columns are what is multiplied in parallel.
+__device__ __forceinline__ unsigned long long descriptor(const void* start, unsigned chunk_bytes = 16) {
+  constexpr unsigned long long kSwizzle128 = 1ULL << 62, kGroupOfRows = 1024ULL >> 4 << 32;
+  return kSwizzle128 | kGroupOfRows | static_cast<unsigned long long>(chunk_bytes >> 4) << 16 |
+         (shared_address(start) & 0x3ffff) >> 4;
+}
+
+// The descriptor of a step of 32 bytes along the columns of a tile's chunks.
+template <typename Chunk>
+__device__ __forceinline__ unsigned long long step_of_columns(unsigned long long tile, int step) {
+  return tile + ((step / 4 * int(sizeof(Chunk)) + step % 4 * 32) >> 4);
+}
+
+// What wgmma reads of 32 keys of transposed values: rows of 32 bytes, swizzled, groups of eight one after the other.
+__device__ __forceinline__ unsigned long long descriptor_of_values(const void* start) {
+  constexpr unsigned long long kSwizzle32 = 3ULL << 62, kGroupOfRows = 256ULL >> 4 << 32;
+  return kSwizzle32 | kGroupOfRows | 1ULL << 16 | (shared_address(start) & 0x3ffff) >> 4;
+}
+
+// Where a pipeline of `stages` buffers stands: the buffer, and the parity of the phase that fills it.
+template <int stages>
+struct PipelineState {
+  int stage = 0;
+  unsigned phase = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == stages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// The work of one block at a time: kBr query rows of one head, and the keys that they see.
+struct Tile {
+  int first_row, head, batch;
+  int last_tile;  // of keys: some row sees those of [first_tile, last_tile)
+  static constexpr int first_tile = 0;
+
+  __device__ __forceinline__ Tile(const AttentionArgs& args, int q_tile, int head, int batch)
+      : head(head), batch(batch) {
+    first_row = q_tile * kBr;
+    int end_key = args.seqlen_k;
+    if (kCausal) end_key = max(0, min(end_key, first_row + kBr + args.seqlen_k - args.seqlen_q));
+    last_tile = (end_key + kBc - 1) / kBc;
+  }
+};
+
+// Divides by what is the same for many numbers, multiplying by its inverse (Granlund and Montgomery, "Division by
+// invariant integers using multiplication", 1994), which finds the quotient or one less.
+struct Divisor {
+  int value;
+  unsigned inverse;
+
+  __device__ __forceinline__ explicit Divisor(int value) : value(value), inverse(0xffffffffu / unsigned(value)) {}
+
+  __device__ __forceinline__ int divide(int number, int& remainder) const {
+    const int quotient = __umulhi(number, inverse);
+    remainder = number - quotient * value;
+    const bool less = remainder >= value;
+    remainder -= less ? value : 0;
+    return quotient + less;
+  }
+};
+
+// The tiles of a block that stays. Where later rows see more keys, they come in pairs of one head, the longest and
+// the shortest that are left, so that all pairs take as long.
+template <typename Work>
+__device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const Work& work) {
+  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, num_heads = args.num_q_heads;
+  const Divisor items(kLaterRowsSeeMore ? (q_tiles + 1) / 2 : q_tiles);  // tiles or pairs, of one head
+  const Divisor heads(num_heads);  // of one batch
+  for (int item = blockIdx.x; item < items.value * num_heads * args.batch; item += gridDim.x) {
+    int first, head;
+    const int batch = heads.divide(items.divide(item, first), head), last = q_tiles - 1 - first;
+    for (int q_tile = kLaterRowsSeeMore ? last : first;; q_tile = first) {
+      work(Tile(args, q_tile, head, batch));
+      if (q_tile == first) break;
+    }
+  }
+}
+
+// Hides the keys of a tile that a row does not see.
+template <int n>
+__device__ __forceinline__ void mask(unsigned (&s)[n], int row, int first_key, int seqlen_q, int seqlen_k) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    int end = seqlen_k;
+    if (kCausal) end = min(end, row + 8 * h + seqlen_k - seqlen_q + 1);
+    end -= first_key + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int t = 0; t < n / 2; ++t) {
+      unsigned& pair = s[2 * t + h];
+      if (t * 8 + 1 >= end) pair = t * 8 >= end ? 0xfc00fc00u : (pair & 0xffffu) | 0xfc000000u;  // of -infinity
+    }
+  }
+}
+
+// The softmax of a thread's two rows, g = lane / 4 and g + 8 of its warp's sixteen: pair i of its scores belongs to row
+// i % 2 and columns 8 (i / 2) + 2 (lane % 4) and the next one.
+struct SoftmaxState {
+  float max[2];  // running maxima of scale * score, in powers of two, and
+  float sum[2];  // this thread's share of the sums of weights
+};
+
+// Lets rows be computed again of whose scores f16 has no room for some: sums that have passed below do not come back.
+// As integers, what is negative is larger than what is not, and -infinity the largest that is a number.
+template <int n>
+__device__ __forceinline__ void notice_overflow(const unsigned (&s)[n], SoftmaxState& softmax) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    unsigned most = 0;
+#pragma unroll
+    for (int t = 0; t < n / 2; t += 2) most = __vimax3_u16x2(most, s[2 * t + h], s[2 * t + 2 + h]);
+    if (most >= 0xfc000000u || (most & 0xffffu) >= 0xfc00u) softmax.max[h] = kNone;
+  }
+}
+
+// By how many powers of two a row's weights are measured against more than its maximum, which then seldom grows: by as
+// many as the sum of a tile's weights is above the largest, up to a limit. What is too small for a weight is as small
+// beside that sum as it was beside the maximum.
+template <int n>
+__device__ __forceinline__ float room_above(const unsigned (&s)[n], int h, float row_max, float scale) {
+  const float base = kRowsMayBeEmpty && row_max == -kInfinity ? 0.0f : row_max;
+  float sum = 0.0f;
+#pragma unroll
+  for (int t = 0; t < n / 2; ++t) {
+    const float2 two = floats_of(s[2 * t + h]);
+    sum += exp2f(fmaf(two.x, scale, -base)) + exp2f(fmaf(two.y, scale, -base));
+  }
+  sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+  sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+  return fminf(fmaxf(log2f(sum), 0.0f), 3.5f);  // none where no key was seen
+}
+
+// What is added to a score times steps, so that its weight is measured against a maximum: an integer, rounded down, but
+// for what float32 rounds off of a maximum that was found so.
+__device__ __forceinline__ __half base_of(float row_max) {
+  const float base = kPlace - kSteps * (kRowsMayBeEmpty && row_max == -kInfinity ? 0.0f : row_max);
+  return __float2half_rd(floorf(base + 0.03125f));
+}
+
+// Raises the running maximum of each row to the tile's, and beyond where the tile `makes_room`. What was summed so far
+// must be multiplied by `rescale`, where true is returned.
+template <int n>
+__device__ __forceinline__ bool raise_maximum(
+    const unsigned (&s)[n], SoftmaxState& softmax, float (&rescale)[2], float scale, bool makes_room) {
+  // A maximum that is out of date by a factor of 2^0.75 harms neither range nor precision. As integers, positive
+  // numbers compare as they are; zero bounds the others.
+  bool grown = makes_room;
+  float bounds[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    unsigned bound = 0;
+#pragma unroll
+    for (int t = 0; t < n / 2; t += 2) bound = __vimax3_s16x2(bound, s[2 * t + h], s[2 * t + 2 + h]);
+    const float2 two = floats_of(bound);
+    bounds[h] = larger_or_none(two.x, two.y);
+    grown |= !(fmaf(bounds[h], scale, -softmax.max[h]) <= 0.75f);  // or no number
+  }
+  if (!__any_sync(0xffffffffu, grown)) return false;
+  // Where each row has a score above zero, the largest of them is that of its scores.
+  bool known = true;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    bounds[h] = larger_or_none(bounds[h], __shfl_xor_sync(0xffffffffu, bounds[h], 1));
+    bounds[h] = larger_or_none(bounds[h], __shfl_xor_sync(0xffffffffu, bounds[h], 2));
+    known &= bounds[h] != 0.0f;
+  }
+  known = __all_sync(0xffffffffu, known);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float tile_max = bounds[h];
+    if (!known) {
+      tile_max = -kInfinity;
+#pragma unroll
+      for (int t = 0; t < n / 2; ++t) {
+        const float2 two = floats_of(s[2 * t + h]);
+        tile_max = larger_or_none(tile_max, larger_or_none(two.x, two.y));
+      }
+      tile_max = larger_or_none(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
+      tile_max = larger_or_none(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
+    }
+    float row_max = larger_or_none(softmax.max[h], tile_max * scale);
+    if (makes_room) row_max += room_above(s, h, row_max, scale);
+    // Up to where weights are measured against a number of f16: that of no row of numbers is infinite.
+    const float base = __half2float(base_of(row_max));
+    if (!kRowsMayBeEmpty || row_max != -kInfinity) row_max = fabsf(base) < kInfinity ? (kPlace - base) / kSteps : kNone;
+    // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
+    rescale[h] = exp2f(softmax.max[h] - (kRowsMayBeEmpty && row_max == -kInfinity ? 0.0f : row_max));
+    softmax.max[h] = row_max;
+    softmax.sum[h] *= rescale[h];
+  }
+  return true;
+}
+
+// Turns the scores of a tile into weights, 2^(score - maximum), by one multiply-add of two: e4m3's numbers, counted from
+// zero, lie on straight lines between powers of two (Schraudolph, "A fast, compact approximation of the exponential
+// function", Neural Computation 11, 1999), and from 1024 on f16's are integers, whose lowest byte is the number. Weights
+// are off by up to a twelfth of themselves, and on average right.
+template <int n>
+__device__ __forceinline__ void weigh(
+    const unsigned (&s)[n], unsigned (&pairs)[n], const SoftmaxState& softmax, __half steps) {
+  const unsigned base[2] = {twice(base_of(softmax.max[0])), twice(base_of(softmax.max[1]))};
+  constexpr unsigned kZeros = 0x64006400u;  // 1024
+#pragma unroll
+  for (int i = 0; i < n; ++i) pairs[i] = larger_halves(fma_halves(s[i], twice(steps), base[i % 2]), kZeros);
+}
+
+// Weights as operands of 32 keys each, from where a thread has them: of each sixteen keys, lane c of the four that
+// share a row has keys 2 c, 2 c + 1, 2 c + 8 and 2 c + 9, which the product takes for 4 c to 4 c + 3.
+template <int n>
+__device__ __forceinline__ void pack_weights(const unsigned (&pairs)[n], unsigned (&p)[n / 8][4]) {
+#pragma unroll
+  for (int i = 0; i < n / 2; ++i) {
+    const unsigned* const two = pairs + i / 2 * 4 + i % 2;
+    p[i / 4][i % 4] = __byte_perm(two[0], two[2], 0x6420);
+  }
+}
+
+// Moves sums of weights from outputs to where they are not multiplied by values: three of the four lanes that share a
+// row have zeros.
+__device__ __forceinline__ void take_sums(float (&o)[kOutputs], SoftmaxState& softmax) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float& sum = o[kDv / 2 + 2 * h];
+    softmax.sum[h] += sum;
+    sum -= sum;  // of a constant the compiler would make copies of all outputs
+  }
+}
+
+// Where a thread leaves its outputs so far, every kWarpgroup-th eight as bf16, and behind them the maxima that their
+// weights are measured against.
+__device__ __forceinline__ uint4* kept_sums(const AttentionArgs& args) {
+  const unsigned group = blockIdx.x * kConsumers + threadIdx.x / kWarpgroup - 1;  // the first one copies
+  return reinterpret_cast<uint4*>(args.workspace) + group * ((kDv / 16 + 1) * kWarpgroup) + threadIdx.x % kWarpgroup;
+}
+
+// Adds them to what was summed since.
+__device__ __forceinline__ void add_kept(
+    const AttentionArgs& args, float (&o)[kOutputs], const SoftmaxState& softmax) {
+  const uint4* const sums = kept_sums(args);
+  const uint4 max = sums[kDv / 16 * kWarpgroup];
+  float factor[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float base = kRowsMayBeEmpty && softmax.max[h] == -kInfinity ? 0.0f : softmax.max[h];
+    factor[h] = exp2f(__uint_as_float(h ? max.y : max.x) - base);
+  }
+#pragma unroll
+  for (int i = 0; i < kDv / 16; ++i) {
+    const uint4 eight = sums[i * kWarpgroup];
+    const unsigned pairs[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      float* const two = &o[8 * i + 2 * j];
+      two[0] = fmaf(__uint_as_float(pairs[j] << 16), factor[j % 2], two[0]);
+      two[1] = fmaf(__uint_as_float(pairs[j] & 0xffff0000u), factor[j % 2], two[1]);
+    }
+  }
+}
+
+// Leaves all sums so far, so that the tensor cores begin anew.
+__device__ __forceinline__ void keep_sums(
+    const AttentionArgs& args, float (&o)[kOutputs], const SoftmaxState& softmax) {
+  uint4* const sums = kept_sums(args);
+#pragma unroll
+  for (int i = 0; i < kDv / 16; ++i) {
+    const float* const from = &o[8 * i];
+    sums[i * kWarpgroup] =
+        make_uint4(pack(from[0], from[1]), pack(from[2], from[3]), pack(from[4], from[5]), pack(from[6], from[7]));
+  }
+#pragma unroll
+  for (int i = 0; i < kDv / 2; ++i) o[i] = 0.0f;
+  sums[kDv / 16 * kWarpgroup] = make_uint4(__float_as_uint(softmax.max[0]), __float_as_uint(softmax.max[1]), 0, 0);
+}
+
+__device__ __forceinline__ void rescale_output(float (&o)[kOutputs], const float (&rescale)[2]) {
+#pragma unroll
+  for (int i = 0; i < kOutputs; ++i) o[i] *= rescale[i / 2 % 2];
+}
+
+// Starts s = q k^T for a consumer's rows and one tile of keys, not scaled.
+__device__ __forceinline__ void start_qk(
+    unsigned (&s)[kBc / 4], unsigned long long q, unsigned long long k) {
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < kDSteps; ++step) {
+    const unsigned long long k_step = step_of_columns<KChunk>(k, step);
+    wgmma_m64n128k32_e4m3_ss(s, step_of_columns<QChunk>(q, step), k_step, step > 0);
+  }
+  wgmma_commit();
+}
+
+// Starts o += p v for a consumer's rows and one tile of keys.
+__device__ __forceinline__ void start_pv(
+    float (&o)[kOutputs], const unsigned (&p)[kKeySteps][4], unsigned long long v) {
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < kKeySteps; ++step) {
+    wgmma_m64n72k32_e4m3_rs(o, p[step], v + step * (sizeof(VChunk) >> 4), true);
+  }
+  wgmma_commit();
+}
+
+// Multiplies a consumer's Q by a power of two, or by what is its negative: maxima are taken of raw scores, which a
+// negative scale would turn round.
+__device__ __forceinline__ void fit_q(QChunk* q, int consumer, float factor) {
+  unsigned* fours = reinterpret_cast<unsigned*>(q);
+  for (int i = threadIdx.x % kWarpgroup; i < kDChunks * 64 * kQkChunk / 4; i += kWarpgroup) {
+    unsigned pairs[2];
+    e4m3_to_halves(pairs, fours[i]);
+    const float2 low = floats_of(pairs[0]), high = floats_of(pairs[1]);
+    fours[i] = floats_to_e4m3(low.x * factor, low.y * factor, high.x * factor, high.y * factor);
+  }
+  fence_proxy_async();
+  named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
+}
+
+// Where the log-sum-exps of a tile's head start.
+__device__ __forceinline__ long long lse_index(const AttentionArgs& args, const Tile& tile) {
+  return (1LL * tile.batch * args.num_q_heads + tile.head) * args.seqlen_q;
+}
+
+__device__ __forceinline__ float e4m3_to_float(Element x) {
+  unsigned halves[2];
+  e4m3_to_halves(halves, x.__x);
+  return __half2float(__ushort_as_half(halves[0] & 0xffff));
+}
+
+// Whether what the tensor cores made of a row can be trusted. Beyond 2^9, the maximum is rounded by more than weights
+// can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
+__device__ __forceinline__ bool trusted(float row_max, float row_sum) {
+  return fabsf(row_max) <= 512.0f && row_sum < 1e30f;
+}
+
+// Computes one row again by a warp, 32 keys at a time, in double precision, which holds every product of two inputs
+// and every score: slow, and right wherever the result is a number. Of inputs that are none it makes what IEEE
+// arithmetic makes of them. `write` takes a column and its output. Lanes never part, or the compiler would keep in
+// registers of every lane what the caller has in uniform ones.
+template <typename Write>
+__device__ __forceinline__ void recompute_row(
+    const AttentionArgs& args, int batch, int head, int row, const Write& write) {
+  constexpr int kColumns = (kDv + 31) / 32;  // of a lane: every 32nd
+  const int lane = threadIdx.x % 32, kv_head = head / (args.num_q_heads / args.num_kv_heads);
+  const Element* q = args.q + batch * args.q_stride_batch + head * args.q_stride_head + row * args.q_stride_row;
+  const Element* k = args.k + batch * args.k_stride_batch + kv_head * args.k_stride_head;
+  const Element* v = args.v + batch * args.v_stride_batch + kv_head * args.v_stride_head;
+  const double scale = double(args.scale) * 1.4426950408889634;
+  const int end_key = kCausal ? min(args.seqlen_k, row + args.seqlen_k - args.seqlen_q + 1) : args.seqlen_k;
+  double row_max = -kInfinity, row_sum = 0.0, o[kColumns] = {};
+#pragma unroll 1
+  for (int first_key = 0; first_key < end_key; first_key += 32) {
+    const Element* key = k + min(first_key + lane, end_key - 1) * args.k_stride_row;
+    double score = 0.0;
+#pragma unroll 4
+    for (int x = 0; x < kD; ++x) score += double(e4m3_to_float(q[x])) * double(e4m3_to_float(key[x]));
+    score = first_key + lane < end_key ? score * scale : -kInfinity;
+    double largest = score;  // or what is no number, where one of them is none
+#pragma unroll 1
+    for (int distance = 16; distance > 0; distance /= 2) {
+      const double other = __shfl_xor_sync(0xffffffffu, largest, distance);
+      largest = largest >= other || largest != largest ? largest : other;
+    }
+    largest = row_max > largest ? row_max : largest;
+    // Against a maximum of -infinity nothing can be measured.
+    const double base = largest == -kInfinity ? 0.0 : largest;
+    const float weight = exp2f(float(score - base)), rescale = exp2f(float(row_max - base));
+    row_max = largest;
+    row_sum *= rescale;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) o[c] *= rescale;
+    const int num_keys = min(32, end_key - first_key);
+#pragma unroll 1
+    for (int j = 0; j < num_keys; ++j) {
+      const double factor = __shfl_sync(0xffffffffu, weight, j);
+      row_sum += factor;
+      const Element* value = v + (first_key + j) * args.v_stride_row;
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        const int x = c * 32 + lane;
+        if (x < kDv) o[c] += factor * double(e4m3_to_float(value[x]));
+      }
+    }
+    if (__any_sync(0xffffffffu, row_sum != row_sum)) break;  // no number by now, nor will it be one
+  }
+  const bool seen = end_key > 0;
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    const int x = c * 32 + lane;
+    if (x < kDv) write(x, seen ? float(o[c] / row_sum * args.value_scale) : 0.0f);
+  }
+  if (args.lse != nullptr && lane == 0) {
+    const double sum = log2f(float(row_sum));
+    args.lse[(1LL * batch * args.num_q_heads + head) * args.seqlen_q + row] =
+        seen ? float((row_max + sum) * 0.6931471805599453) : -kInfinity;
+  }
+}
+
+// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in one of the four
+// lanes from 4 g on that share it. `write` takes a row, counted from the first, a column and its output.
+template <int kRows, typename Write>
+__device__ __forceinline__ void recompute_rows(
+    const AttentionArgs& args, int batch, int head, int first_row, unsigned untrusted,
+    const Write& write) {
+  if (!__any_sync(0xffffffffu, untrusted != 0)) return;
+  __syncwarp();
+  first_row = __shfl_sync(0xffffffffu, first_row, 0);
+#pragma unroll 1
+  for (int i = 0; i < kRows; ++i) {
+    const unsigned of_lanes = __ballot_sync(0xffffffffu, untrusted >> i / 8 & 1);
+    if (!(of_lanes >> i % 8 * 4 & 15)) continue;
+    recompute_row(args, batch, head, first_row + i, [&](int x, float value) { write(i, x, value); });
+  }
+}
+
+// Starts to write 64 rows of outputs, but for those that are not there.
+__device__ __forceinline__ void store_outputs(
+    const TensorMaps& maps, const OChunk* o, const Tile& tile, int first_row) {
+  for (int i = 0; i < kDvChunks; ++i) tma_store(&maps.o, o[i], i * kChunk, first_row, tile.head, tile.batch);
+}
+
+// Divides by the sums and brings a warp's sixteen rows of outputs to shared memory, as the copy engine wants them.
+__device__ __forceinline__ void stage_output(
+    OChunk* staged, const float (&o)[kOutputs], const float (&inverse)[2], int warp) {
+  const int lane = threadIdx.x % 32;
+  const int row = warp * 16 + lane % 16;
+#pragma unroll
+  for (int n = 0; n < kValueTiles; n += 2) {
+    unsigned m[4];
+#pragma unroll
+    for (int j = 0; j < 4 && n + j / 2 < kValueTiles; ++j) {
+      const int i = 4 * n + 2 * j;
+      m[j] = pack(o[i] * inverse[j % 2], o[i + 1] * inverse[j % 2]);
+    }
+    // Lanes 0 to 15 name the rows of one column of eight, the others those of the next.
+    const int piece = (n % 8 + lane / 16) ^ row % 8;
+    Output* target = staged[n / 8] + row * kChunk + piece * 8;
+    stmatrix_x4(target, m);
+  }
+}
+
+// A row and column of a warp's outputs in shared memory, as the copy engine wants them.
+__device__ __forceinline__ Output& staged_output(OChunk* staged, int row, int x) {
+  return staged[x / kChunk][row * kChunk + (x % kChunk / 8 ^ row % 8) * 8 + x % 8];
+}
+
+// Where the keys are that a tile sees.
+struct KeySource {
+  int kv_head, batch;
+
+  __device__ __forceinline__ KeySource(const AttentionArgs& args, const Tile& tile)
+      : kv_head(tile.head / (args.num_q_heads / args.num_kv_heads)), batch(tile.batch) {}
+};
+
+// Starts to bring 64 rows of Q, counting their bytes towards `full`.
+__device__ __forceinline__ void load_queries(
+    QChunk* q, const TensorMaps& maps, Barrier* full, const Tile& tile, int first_row) {
+#pragma unroll 1
+  for (int i = 0; i < kDChunks; ++i) {
+    tma_load(q[i], &maps.q, full, i * kQkChunk, first_row, tile.head, tile.batch);
+  }
+}
+
+// Starts to bring a tile of K, counting its bytes towards `full`.
+__device__ __forceinline__ void load_keys(
+    KChunk* k, const TensorMaps& maps, Barrier* full, int first_key, const KeySource& source) {
+#pragma unroll 1
+  for (int i = 0; i < kDChunks; ++i) {
+    tma_load(k[i], &maps.k, full, i * kQkChunk, first_key, source.kv_head, source.batch);
+  }
+}
+
+// Where a tile of a head's values is, which a launch in front leaves.
+__device__ __forceinline__ VChunk* values_of(const AttentionArgs& args, int batch, int head, int tile) {
+  unsigned char* const values = reinterpret_cast<unsigned char*>(args.workspace + 1351680);
+  const long long tiles = (args.seqlen_k + kBc - 1) / kBc;
+  return reinterpret_cast<VChunk*>(
+      values + ((static_cast<long long>(batch) * args.num_kv_heads + head) * tiles + tile) * kVBytes);
+}
+
+// Starts to bring a tile of V, counting its bytes towards `full`.
+__device__ __forceinline__ void load_values(
+    VChunk* v, const AttentionArgs& args, Barrier* full, int tile, const KeySource& source) {
+  bulk_load(v, values_of(args, source.batch, source.kv_head, tile), kVBytes, full);
+}
+
+// Brings one tile's Q, and the K and V that it sees, to shared memory as stages become empty. From the last keys to
+// the first, so that tiles with a mask come first; each K before the V that its scores will overtake. The first
+// consumer need not wait for the others' Q.
+__device__ __forceinline__ void produce_tile(
+    const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, const Tile& tile,
+    PipelineState<kQStages>& q_pipe, PipelineState<kKStages>& k_pipe, PipelineState<kVStages>& v_pipe) {
+  const auto produce_q = [&](int consumer) {
+    Barrier* const full = &smem.q_full[q_pipe.stage][consumer];
+    barrier_expect(full, kQBytes);
+    load_queries(smem.q[q_pipe.stage][consumer], maps, full, tile, tile.first_row + 64 * consumer);
+  };
+  barrier_wait(&smem.q_empty[q_pipe.stage], q_pipe.phase ^ 1);
+  produce_q(0);
+  const KeySource source(args, tile);
+  const auto produce_k = [&](int n) {
+    Barrier* const full = &smem.k_full[k_pipe.stage];
+    barrier_wait(&smem.k_empty[k_pipe.stage], k_pipe.phase ^ 1);
+    barrier_expect(full, kKBytes);
+    load_keys(smem.k[k_pipe.stage], maps, full, n * kBc, source);
+    k_pipe.advance();
+  };
+  if (tile.first_tile < tile.last_tile) produce_k(tile.last_tile - 1);
+#pragma unroll 1
+  for (int consumer = 1; consumer < kConsumers; ++consumer) produce_q(consumer);
+  q_pipe.advance();
+  wait_alone_for_earlier_launches();
+  for (int n = tile.last_tile - 1; n >= tile.first_tile; --n) {
+    if (n > tile.first_tile) produce_k(n - 1);
+    Barrier* const full = &smem.v_full[v_pipe.stage];
+    barrier_wait(&smem.v_empty[v_pipe.stage], v_pipe.phase ^ 1);
+    barrier_expect(full, kVBytes);
+    load_values(smem.v[v_pipe.stage], args, full, n, source);
+    v_pipe.advance();
+  }
+}
+
+// One consumer's 64 rows of a tile.
+__device__ __forceinline__ void consume_tile(
+    const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, const Tile& tile, int consumer,
+    PipelineState<kQStages>& q_pipe, PipelineState<kKStages>& k_pipe, PipelineState<kVStages>& v_pipe) {
+  const int warp = threadIdx.x % kWarpgroup / 32, lane = threadIdx.x % 32;
+  const bool leader = threadIdx.x % kWarpgroup == 0;
+  const int first_row = tile.first_row + 64 * consumer;
+  const int row = first_row + 16 * warp + lane / 4;  // and row + 8
+  // The consumer's rows see tiles [first_tile, last_tile) of keys, and those before `first_partial` whole.
+  const int first_tile = Tile::first_tile;
+  int last_tile = first_row < args.seqlen_q ? tile.last_tile : first_tile, first_partial = args.seqlen_k / kBc;
+  if (kCausal) {
+    const int aligned = first_row + args.seqlen_k - args.seqlen_q;  // the first row's own place among the keys
+    first_partial = min(first_partial, max(0, aligned + 1) / kBc);
+    last_tile = min(last_tile, (max(0, aligned + 64) + kBc - 1) / kBc);
+  }
+  // Scores of 2^8 and less, in powers of two, are to be numbers of f16: Q is brought down by as many powers of two.
+  const float true_scale = args.scale == 0.0f ? 1e-30f : fabsf(args.scale) * kLog2e;
+  const int lowered = max(0, 119 - (__float_as_int(true_scale) >> 23));
+  const float q_factor = __int_as_float((127 - lowered) << 23) * (args.scale < 0.0f ? -1.0f : 1.0f);
+  // What a score is multiplied by, which then counts numbers of e4m3; as f16 has it, for all that is made of it.
+  const __half steps = __float2half_rn(true_scale * __int_as_float((127 + lowered) << 23) * kSteps);
+  const float scale = __half2float(steps) / kSteps;
+  SoftmaxState softmax;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    softmax.max[h] = -kInfinity;
+    softmax.sum[h] = 0.0f;
+  }
+  float o[kOutputs];
+#pragma unroll
+  for (int i = 0; i < kOutputs; ++i) o[i] = 0.0f;
+  bool has_kept = false;  // whether sums wait in memory
+
+  QChunk* q = smem.q[q_pipe.stage][consumer];
+  barrier_wait(&smem.q_full[q_pipe.stage][consumer], q_pipe.phase);
+  if (q_factor != 1.0f) fit_q(q, consumer, q_factor);
+  const unsigned long long q_desc = descriptor(q);
+  const unsigned long long k_desc = descriptor(smem.k), v_desc = descriptor_of_values(smem.v);
+  constexpr int kNextK = sizeof(smem.k[0]) >> 4, kNextV = sizeof(smem.v[0]) >> 4;  // as descriptors count
+  for (int n = tile.last_tile; n > last_tile; --n) {
+    // Keys that only other consumers see.
+    barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+    named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);  // no warp may fall behind by a phase
+    if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
+    k_pipe.advance();
+    barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
+    named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
+    if (leader) barrier_arrive(&smem.v_empty[v_pipe.stage]);
+    v_pipe.advance();
+  }
+  int n = last_tile - 1;
+  if (n >= first_tile) {
+    unsigned s[kBc / 4];
+    float rescale[2];
+    unsigned p[kKeySteps][4], pairs[kBc / 4];
+    barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+    start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
+    wgmma_wait<0>();
+    hold(s);
+    if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
+    k_pipe.advance();
+    notice_overflow(s, softmax);
+    if (n >= first_partial) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
+    raise_maximum(s, softmax, rescale, scale, true);
+    weigh(s, pairs, softmax, steps);
+    pack_weights(pairs, p);
+    if (n > first_tile) barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+#pragma unroll 1
+    for (--n; n >= first_tile; --n) {
+      // The next weights are made while these outputs are multiplied.
+      start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
+      barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
+      start_pv(o, p, v_desc + v_pipe.stage * kNextV);
+      const int v_stage = v_pipe.stage;
+      v_pipe.advance();
+      wgmma_wait<1>();
+      hold(s);
+      if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
+      k_pipe.advance();
+      notice_overflow(s, softmax);
+      if (n >= first_partial) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
+      const bool grown = raise_maximum(s, softmax, rescale, scale, n == first_partial - 1);
+      weigh(s, pairs, softmax, steps);
+      hold(pairs);
+      if (n > first_tile) barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+      wgmma_wait<0>();
+      hold(o);
+      if (leader) barrier_arrive(&smem.v_empty[v_stage]);
+      pack_weights(pairs, p);
+      if (grown) rescale_output(o, rescale);
+      take_sums(o, softmax);
+      if (n % kSummedTiles == 0 || n == first_tile) {
+        if (has_kept) add_kept(args, o, softmax);
+        if (n > first_tile) keep_sums(args, o, softmax);
+        has_kept = true;
+      }
+    }
+    barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
+    start_pv(o, p, v_desc + v_pipe.stage * kNextV);
+    wgmma_wait<0>();
+    hold(o);
+    if (leader) barrier_arrive(&smem.v_empty[v_pipe.stage]);
+    v_pipe.advance();
+    take_sums(o, softmax);
+  }
+
+  float inverse[2];
+  unsigned untrusted = 0;  // of the thread's rows, by bits: what is to be computed again
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float row_sum = softmax.sum[h];
+    row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
+    row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
+
+    const bool inside = row + 8 * h < args.seqlen_q, keeps = trusted(softmax.max[h], row_sum);
+    inverse[h] = keeps ? __fdividef(args.value_scale, row_sum) : 0.0f;
+    if (inside && !keeps) {
+      untrusted |= 1u << h;
+    } else if (inside && args.lse != nullptr && lane % 4 == 0) {
+      const long long at = lse_index(args, tile) + row + 8 * h;
+      args.lse[at] = (softmax.max[h] + log2f(row_sum) - kWeightExponent) * kLn2;
+    }
+  }
+  // Outputs take the place of Q, of which each warp has read its own rows alone.
+  OChunk* staged = reinterpret_cast<OChunk*>(q);
+  stage_output(staged, o, inverse, warp);
+  const auto write = [&](int row, int x, float value) {
+    staged_output(staged, 16 * warp + row, x) = __float2bfloat16_rn(value);
+  };
+  recompute_rows<16>(args, tile.batch, tile.head, first_row + 16 * warp, untrusted, write);
+  fence_proxy_async();
+  named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
+  if (leader) {
+    store_outputs(maps, staged, tile, first_row);
+    tma_commit();
+    tma_wait_read<0>();
+    barrier_arrive(&smem.q_empty[q_pipe.stage]);
+  }
+  q_pipe.advance();
+}
+
+// Four columns of four keys: of each column the bytes of `keys`, one after the other.
+__device__ __forceinline__ void transpose_four(unsigned (&columns)[4], const unsigned (&keys)[4]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const unsigned order = half ? 0x7362 : 0x5140;
+    const unsigned first = __byte_perm(keys[0], keys[1], order), last = __byte_perm(keys[2], keys[3], order);
+    columns[2 * half] = __byte_perm(first, last, 0x5410);
+    columns[2 * half + 1] = __byte_perm(first, last, 0x7632);
+  }
+}
+
+// Lays rows behind those of values: one of ones, by which products sum weights, and seven of zeros.
+// Transposes values. A block does a tile, a thread sixteen keys of four columns at a time, in the order of weights.
+extern "C" __global__ void __launch_bounds__(kValueThreads)
+    attention_e4m3_eight_d64_walked_tiles(const AttentionArgs args) {
+  let_next_launch_begin();
+  const int tiles = (args.seqlen_k + kBc - 1) / kBc;
+  const int tile = int(blockIdx.x) % tiles, head = int(blockIdx.x) / tiles % args.num_kv_heads;
+  const int batch = int(blockIdx.x) / tiles / args.num_kv_heads;
+  const int first_key = tile * kBc;
+  const Element* const source =
+      args.v + batch * args.v_stride_batch + head * args.v_stride_head + first_key * args.v_stride_row;
+  VChunk* const target = values_of(args, batch, head, tile);
+  for (int i = threadIdx.x; i < kKeySteps * 16; i += kValueThreads) {
+    const unsigned four = i % 16 < 2 ? 0x38383838u : 0u;  // ones as e4m3 has them
+    *reinterpret_cast<uint4*>(target[i / 16] + kDv * 32 + i % 16 * 16) = make_uint4(four, four, four, four);
+  }
+  constexpr int kLanes = kDv % 32 ? 4 : kDv % 64 ? 8 : 16;  // that share a row, so that 64 bytes of it are read at once
+  constexpr int kSixteens = kBc / 16, kWide = kLanes * 4;
+  for (int i = threadIdx.x; i < kSixteens * kDv / 4; i += kValueThreads) {
+    const int column = i / (kLanes * kSixteens) * kWide + i % kLanes * 4, sixteen = i / kLanes % kSixteens;
+    unsigned keys[4][4], columns[4][4];
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+      const int key = sixteen * 16 + j / 4 * 2 + j % 4 / 2 * 8 + j % 2;
+      keys[j / 4][j % 4] =
+          first_key + key < args.seqlen_k
+              ? *reinterpret_cast<const unsigned*>(source + key * args.v_stride_row + column)
+              : 0u;
+    }
+#pragma unroll
+    for (int four = 0; four < 4; ++four) transpose_four(columns[four], keys[four]);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int piece = sixteen % 2 ^ (column + j) / 4 % 2;
+      *reinterpret_cast<uint4*>(target[sixteen / 2] + (column + j) * 32 + piece * 16) =
+          make_uint4(columns[0][j], columns[1][j], columns[2][j], columns[3][j]);
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    attention_e4m3_eight_d64_kernel(const AttentionArgs args, const __grid_constant__ TensorMaps maps) {
+  extern __shared__ __align__(1024) unsigned char shared_bytes[];
+  SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
+  // Read from one lane, so that the compiler knows it to be the same in all.
+  const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kQStages; ++i) {
+      for (int consumer = 0; consumer < kConsumers; ++consumer) barrier_init(&smem.q_full[i][consumer], 1);
+      barrier_init(&smem.q_empty[i], kConsumers);
+    }
+    for (int i = 0; i < kKStages; ++i) {
+      barrier_init(&smem.k_full[i], 1);
+      barrier_init(&smem.k_empty[i], kConsumers);
+    }
+    for (int i = 0; i < kVStages; ++i) {
+      barrier_init(&smem.v_full[i], 1);
+      barrier_init(&smem.v_empty[i], kConsumers);
+    }
+    fence_barrier_init();
+  }
+  __syncthreads();
+
+  PipelineState<kQStages> q_pipe;
+  PipelineState<kKStages> k_pipe;
+  PipelineState<kVStages> v_pipe;
+  if (warp < 4) {
+    give_registers<24>();
+    if (warp == 0 && elect_one()) {
+      prefetch_map(&maps.q);
+      prefetch_map(&maps.k);
+      for_each_tile(args, [&](const Tile& tile) {
+        produce_tile(args, maps, smem, tile, q_pipe, k_pipe, v_pipe);
+      });
+    }
+  } else {
+    take_registers<112>();
+    const int consumer = warp / 4 - 1;
+    for_each_tile(args, [&](const Tile& tile) {
+      consume_tile(args, maps, smem, tile, consumer, q_pipe, k_pipe, v_pipe);
+    });
+  }
+}
+
+#ifndef __CUDACC_RTC__
+// Describes an array of `sizes` (columns, rows, heads, batch) and `strides` (of rows, heads, batches) in elements,
+// which is moved in boxes of `columns` by `rows`.
+template <typename Item>
+static cudaError_t encode_map(
+    CUtensorMap* map, const Item* array, const long long (&sizes)[4], const long long (&strides)[3],
+    unsigned columns, unsigned rows, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion) {
+  // From the driver by name, so that nothing needs to be linked with it.
+  static const auto encode = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+  }();
+  if (encode == nullptr) return cudaErrorNotSupported;
+  // An array without rows is never read, but a map must be of something.
+  const bool any_rows = sizes[1] > 0;
+  cuuint64_t whole[4], stride_bytes[3];
+  for (int i = 0; i < 4; ++i) whole[i] = i == 0 || any_rows ? sizes[i] : 1;
+  // The stride of a dimension of one is never used, but must be one that the driver takes.
+  for (int i = 0; i < 3; ++i) stride_bytes[i] = whole[i + 1] > 1 ? strides[i] * sizeof(Item) : 16;
+  const cuuint32_t box[4] = {columns, rows, 1, 1}, steps[4] = {1, 1, 1, 1};
+  constexpr CUtensorMapDataType type =
+      sizeof(Item) == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  const CUresult status = encode(
+      map, type, 4, const_cast<Item*>(array), whole, stride_bytes, box, steps,
+      CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return status == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+// Returns how many bytes args->workspace must have room for.
+extern "C" long long attention_e4m3_eight_d64_workspace_bytes(const AttentionArgs* args) {
+  const long long batch = args->batch, num_kv_heads = args->num_kv_heads;
+  const long long seqlen_k = args->seqlen_k;
+  return 4 * ((batch * num_kv_heads * ((seqlen_k + 127) / 128) * 2304 + 63) / 64 * 64 + 1351680);
+}
+
+// How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
+// itself; the first waits for whatever was launched before the call.
+static cudaLaunchConfig_t configure(unsigned blocks, unsigned threads, size_t smem_bytes, cudaStream_t stream,
+                                    cudaLaunchAttribute& attribute, bool& begun) {
+  attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = begun;
+  begun = true;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = smem_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return config;
+}
+
+static int launch_walked_tiles(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
+  const long long batch = args->batch, num_kv_heads = args->num_kv_heads;
+  const long long seqlen_k = args->seqlen_k;
+  const long long blocks = (seqlen_k + kBc - 1) / kBc * num_kv_heads * batch;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  constexpr size_t smem_bytes = 16;
+  const cudaError_t status =
+      cudaFuncSetAttribute(attention_e4m3_eight_d64_walked_tiles, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (status != cudaSuccess) return status;
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(unsigned(blocks), 128, smem_bytes, stream, attribute, begun);
+  return cudaLaunchKernelEx(&config, attention_e4m3_eight_d64_walked_tiles, *args);
+}
+
+static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
+  const long long batch = args->batch, num_q_heads = args->num_q_heads;
+  const long long seqlen_q = args->seqlen_q;
+  const long long blocks = (seqlen_q + kBr - 1) / kBr * num_q_heads * batch;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  const bool any_keys = args->seqlen_k > 0;  // without, their arrays may be null
+  TensorMaps maps;
+  const cudaError_t q_status = encode_map(
+      &maps.q, args->q, {kD, args->seqlen_q, args->num_q_heads, args->batch},
+      {args->q_stride_row, args->q_stride_head, args->q_stride_batch}, 128, 64,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (q_status != cudaSuccess) return q_status;
+  const cudaError_t k_status = encode_map(
+      &maps.k, any_keys ? args->k : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
+      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 128, 128,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (k_status != cudaSuccess) return k_status;
+  const cudaError_t o_status = encode_map(
+      &maps.o, args->o, {kDv, args->seqlen_q, args->num_q_heads, args->batch},
+      {args->o_stride_row, args->o_stride_head, args->o_stride_batch}, 64, 64,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (o_status != cudaSuccess) return o_status;
+  constexpr size_t smem_bytes = sizeof(SharedStorage);
+  const cudaError_t status =
+      cudaFuncSetAttribute(attention_e4m3_eight_d64_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (status != cudaSuccess) return status;
+  const unsigned grid = unsigned(blocks < kMaxBlocks ? blocks : kMaxBlocks);
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(grid, kThreads, smem_bytes, stream, attribute, begun);
+  return cudaLaunchKernelEx(&config, attention_e4m3_eight_d64_kernel, *args, maps);
+}
+
+// Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
+// suit 16-byte accesses, cudaErrorInvalidValue for a shape or stride the kernel does not serve.
+extern "C" int attention_e4m3_eight_d64(const AttentionArgs* args, cudaStream_t stream) {
+  if (args->batch < 0 || args->num_q_heads < 0 || args->num_kv_heads < 1 ||
+      args->num_q_heads % args->num_kv_heads != 0 || args->seqlen_q < 0 || args->seqlen_k < 0) {
+    return cudaErrorInvalidValue;
+  }
+  if (args->workspace == nullptr || reinterpret_cast<unsigned long long>(args->workspace) % 16 != 0) {
+    return cudaErrorInvalidValue;
+  }
+  const long long strides[] = {args->q_stride_batch, args->q_stride_head, args->q_stride_row,
+                               args->k_stride_batch, args->k_stride_head, args->k_stride_row,
+                               args->v_stride_batch, args->v_stride_head, args->v_stride_row,
+                               args->o_stride_batch, args->o_stride_head, args->o_stride_row};
+  for (const long long stride : strides) {
+    if (stride % kVec != 0) return cudaErrorMisalignedAddress;
+  }
+  const void* const pointers[] = {args->q, args->k, args->v, args->o};
+  for (const void* pointer : pointers) {
+    const auto address = reinterpret_cast<unsigned long long>(pointer);
+    if (address % (kVec * sizeof(__nv_fp8_e4m3)) != 0) return cudaErrorMisalignedAddress;
+  }
+  bool begun = false;  // by a launch
+  if (const int status = launch_walked_tiles(args, stream, begun)) return status;
+  if (const int status = launch_kernel(args, stream, begun)) return status;
+  return cudaSuccess;
+}
+#endif
