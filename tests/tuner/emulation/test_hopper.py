@@ -191,7 +191,7 @@ def test_tiny_and_huge_products_are_the_models_to_the_bit(type_, exponents):
     np.testing.assert_array_equal(d.view(np.uint32), expected.view(np.uint32))
 
 
-#: 64 x 32 by 32 x 24 numbers of e4m3 in shared memory, both by rows of 32 bytes in 128, swizzled. What follows
+#: 64 x 32 by 32 x 24 numbers of e4m3 in shared memory, by rows of 32 bytes in 128, swizzled. What follows
 #: has descriptors of both, and a thread's row and place among the four that share it.
 EIGHT_BITS_COLUMNS = 24
 EIGHT_BITS_BODY = f"""
