@@ -18,6 +18,7 @@ from flashgen.tuner.cards.device import Build
 from flashgen.tuner.cards.emulated import SimDevice, SimRunner
 from flashgen.tuner.errors import CorruptedMemory, FlashgenError, LaunchError
 from flashgen.tuner.evaluate import reference
+from flashgen.tuner.evaluate.adversarial import prove_promise
 from flashgen.tuner.evaluate.comparison import WrongResult
 from flashgen.tuner.evaluate.validate import validate
 
@@ -88,6 +89,18 @@ def attend(built: Build, case, scale: float, limits: DeviceLimits, seed: int):
         return SimRunner(limits, seed=seed).attend(built, *case, scale=scale, want_lse=True)
     except (CorruptedMemory, LaunchError):
         return None
+
+
+def assert_breaks(kernel: Kernel, right: str, wrong: str, limits: DeviceLimits) -> None:
+    """Fails unless a kernel with what is ``right`` turned ``wrong`` everywhere errs, in a quick validation or
+    on the inputs that its class promises to serve."""
+    assert right in kernel.source
+    device = SimDevice("h200", limits)
+    build = device.toolchain().build(replace(kernel, source=kernel.source.replace(right, wrong)))
+    with pytest.raises(FlashgenError):
+        for seed in range(4):
+            validate(device.open(), build, seed=seed)
+        prove_promise(device.open(), build, "few")
 
 
 def trusting(source: str) -> str:

@@ -19,15 +19,13 @@ from flashgen.gen.scoring.asked import Scoring
 from flashgen.gen.scoring.scores import scores_of
 from flashgen.gen.variant import Illegal
 from flashgen.tuner.cards.emulated import SimDevice, SimRunner
-from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.evaluate import reference
 from flashgen.tuner.evaluate.adversarial import prove_promise
-from flashgen.tuner.evaluate.validate import validate
 from flashgen.tuner.predict.cost_model import predict
 
 from tests.support.covering import Setting
 from tests.support.depth import sampled
-from tests.support.emulated import assert_tidy, check, is_caught, needs_compiler
+from tests.support.emulated import assert_breaks, assert_tidy, check, is_caught, needs_compiler
 
 H200 = preset("h200")
 HALF = Wgmma(br=64, bc=48, values="in_front")
@@ -230,13 +228,7 @@ STRAIGHT_MISTAKES: dict[str, tuple[str, str]] = {
 def test_mistakes_of_straight_powers_are_caught(mistake):
     right, wrong = STRAIGHT_MISTAKES[mistake]
     kernel = render(replace(STRAIGHT, br=128, schedule="chained"), replace(ASKED, causal=True), H200)
-    assert kernel.source.count(right) >= 1
-    device = SimDevice("h200", H200)
-    build = device.toolchain().build(replace(kernel, source=kernel.source.replace(right, wrong)))
-    with pytest.raises(FlashgenError, match="wrong"):
-        for seed in range(4):
-            validate(device.open(), build, seed=seed)
-        prove_promise(device.open(), build, "few")
+    assert_breaks(kernel, right, wrong, H200)
 
 
 @needs_compiler
