@@ -931,7 +931,8 @@ __device__ __forceinline__ void consume_tile(
     first_partial = min(first_partial, max(0, aligned + 1) / kBc);
     last_tile = min(last_tile, (max(0, aligned + 64) + kBc - 1) / kBc);
   }
-  // Scores of 2^8 and less, in powers of two, are to be numbers of f16: Q is brought down by as many powers of two.
+  // Scores up to 2^8, in powers of two, are to fit f16, which ends at 2^16: where the scale is less than 2^-8, of
+  // exponent 119, Q is brought down.
   const float true_scale = args.scale == 0.0f ? 1e-30f : fabsf(args.scale) * kLog2e;
   const int lowered = max(0, 119 - (__float_as_int(true_scale) >> 23));
   const float q_factor = __int_as_float((127 - lowered) << 23) * (args.scale < 0.0f ? -1.0f : 1.0f);
