@@ -34,7 +34,7 @@ inline __half __float2half_rd(float x) {
   const unsigned short nearest = emulation::float_to_half(x);
   if (!(half_to_float(nearest) > x)) return {nearest};
   // One nearer to minus infinity: of positive numbers a lower place, of others a higher one.
-  return {static_cast<unsigned short>(nearest & 0x8000 ? nearest + 1 : nearest ? nearest - 1 : 0x8001)};
+  return {static_cast<unsigned short>(nearest & 0x8000 ? nearest + 1 : nearest - 1)};
 }
 inline __half2 __floats2half2_rn(float low, float high) { return {__float2half_rn(low), __float2half_rn(high)}; }
 inline __half2 __hmul2(__half2 a, __half2 b) {
@@ -54,7 +54,7 @@ unsigned of_each_half(const Work& work) {
 
 }  // namespace emulation
 
-// a b + c, rounded once: as doubles, both are exact wherever rounding twice could show.
+// a b + c, rounded once: what a double cuts off of the sum is too little to be seen by way of rounding to odd.
 inline unsigned fma_halves(unsigned a, unsigned b, unsigned c) {
   return emulation::of_each_half([&](int shift) -> unsigned {
     const auto half = [shift](unsigned pair) { return double(half_to_float(pair >> shift & 0xffff)); };

@@ -296,6 +296,21 @@ def test_functions_of_two_halves(call, numpys):
         np.testing.assert_array_equal(found, expected.view(np.uint16))
 
 
+def test_halves_are_rounded_down():
+    floats = np.random.default_rng(9).integers(0, 2**32, GROUP, dtype=np.uint32).view(np.float32)
+    floats[:8] = (0.0, -0.0, 1e-9, -1e-9, 1 / 3, -1 / 3, 1143.543, -2047.3)
+    floats[8:12] = (65504.0, 1e6, -1e6, -65504.5)
+    floats[64:] = np.random.default_rng(9).standard_normal(64) * 300
+    body = "out[i] = __half_as_ushort(__float2half_rd(__uint_as_float(in[i])));"
+    build = fragments.emulated(body, threads=GROUP)
+    found = fragments.run_emulated(build, floats.view(np.uint32), np.zeros(GROUP, np.uint32))
+    with np.errstate(all="ignore"):
+        nearest = floats.astype(np.float16)
+        below = np.nextafter(nearest, np.float16(-np.inf))
+        expected = np.where(nearest.astype(np.float64) > floats, below, nearest)
+    np.testing.assert_array_equal(found.astype(np.uint16).view(np.float16), expected)
+
+
 INF, NAN = float("inf"), float("nan")
 
 
