@@ -92,12 +92,12 @@ def attend(built: Build, case, scale: float, limits: DeviceLimits, seed: int):
 
 
 def assert_breaks(kernel: Kernel, right: str, wrong: str, limits: DeviceLimits) -> None:
-    """Fails unless a kernel with what is ``right`` turned ``wrong`` everywhere errs, in a quick validation or
-    on the inputs that its class promises to serve."""
+    """Fails unless a kernel with what is ``right`` turned ``wrong`` everywhere has wrong results, in a quick
+    validation or on the inputs that its class promises to serve."""
     assert right in kernel.source
     device = SimDevice("h200", limits)
     build = device.toolchain().build(replace(kernel, source=kernel.source.replace(right, wrong)))
-    with pytest.raises(FlashgenError):
+    with pytest.raises(FlashgenError, match="wrong"):
         for seed in range(4):
             validate(device.open(), build, seed=seed)
         prove_promise(device.open(), build, "few")

@@ -11,7 +11,7 @@ comes of FlashAttention-3's way, as its paper has it (Shah et al. 2024).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import flashgen
@@ -118,14 +118,24 @@ def attended(device: SimDevice, build: Build, inputs: Quantized, scale: float) -
     return o.astype(np.float64) * of_v
 
 
+def drawn(keys_of: Callable, values_of: Callable) -> Iterator[tuple[int, tuple[np.ndarray, ...]]]:
+    """How many keys there are, few and many, and q, k and v."""
+    for n in (1024, 8192):
+        rng = np.random.default_rng(n)
+        yield n, (keys_of(rng, ROWS), keys_of(rng, n), values_of(rng, n))
+
+
+def told(found: np.ndarray, true: np.ndarray) -> str:
+    """The mean error of heads and the root of the mean square."""
+    return f"{error(found, true):.1e}, {np.sqrt(np.square(found - true).mean()):.1e}"
+
+
 def print_costs(device: SimDevice, builds: Mapping[str, tuple[Build, str]]) -> None:
     titles = [*builds, *(f"{name}, and its inputs" for name in builds)]
     print("| inputs | keys |", " | ".join(titles), "|")
     print("| :-- |" + " --: |" * (1 + len(titles)))
     for name, (keys_of, values_of, factor) in INPUTS.items():
-        for n in (1024, 8192):
-            rng = np.random.default_rng(n)
-            arrays = keys_of(rng, ROWS), keys_of(rng, n), values_of(rng, n)
+        for n, arrays in drawn(keys_of, values_of):
             scale = factor * HEAD_DIM**-0.5
             true = attention(*arrays, scale)
             own, all_of_it = [], []
@@ -142,9 +152,7 @@ def print_gains(device: SimDevice, builds: Mapping[str, tuple[Build, str]]) -> N
     print("\n| inputs | keys | type |", " | ".join(WAYS), "|")
     print("| :-- | --: | :-- |" + " --: |" * len(WAYS))
     for name, (keys_of, values_of) in UNEVEN.items():
-        for n in (1024, 8192):
-            rng = np.random.default_rng(n)
-            arrays = keys_of(rng, ROWS), keys_of(rng, n), values_of(rng, n)
+        for n, arrays in drawn(keys_of, values_of):
             true = attention(*arrays, HEAD_DIM**-0.5)
             for kernel in ("e4m3", "eight", "straight"):
                 build, dtype = builds[kernel]
@@ -155,18 +163,11 @@ def print_gains(device: SimDevice, builds: Mapping[str, tuple[Build, str]]) -> N
                 print(f"| {name} | {n} | {kernel} |", " | ".join(cells), "|", flush=True)
 
 
-def told(found: np.ndarray, true: np.ndarray) -> str:
-    """The mean error of heads and the root of the mean square."""
-    return f"{error(found, true):.1e}, {np.sqrt(np.square(found - true).mean()):.1e}"
-
-
 def print_beside_others(device: SimDevice, theirs: Build, ours: Build) -> None:
     print("\n| inputs | keys | FlashAttention-3's way | straight, rotate and smooth |")
     print("| :-- | --: | --: | --: |")
     for name, (keys_of, values_of) in (UNEVEN | {"Gaussian, values around 1": AROUND_ONE}).items():
-        for n in (1024, 8192):
-            rng = np.random.default_rng(n)
-            arrays = keys_of(rng, ROWS), keys_of(rng, n), values_of(rng, n)
+        for n, arrays in drawn(keys_of, values_of):
             true = attention(*arrays, HEAD_DIM**-0.5)
             cells = [
                 told(attended(device, build, of_type(arrays, "e4m3", **how), HEAD_DIM**-0.5), true)

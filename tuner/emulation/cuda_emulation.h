@@ -97,16 +97,26 @@ inline unsigned __funnelshift_lc(unsigned low, unsigned high, unsigned shift) {
 }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __vimax3_s32(int a, int b, int c) { return max(max(a, b), c); }
+
+namespace emulation {
+
+// What `work` makes of the halves of words that it is told to shift down.
+template <typename Work>
+unsigned of_each_half(const Work& work) {
+  return (work(0) & 0xffff) | work(16) << 16;
+}
+
+}  // namespace emulation
+
 // Of each half of a word, as integers with and without a sign.
 inline unsigned __vimax3_s16x2(unsigned a, unsigned b, unsigned c) {
-  const auto largest = [&](int shift) {
-    return unsigned(max(max(int(int16_t(a >> shift)), int(int16_t(b >> shift))), int(int16_t(c >> shift)))) & 0xffff;
-  };
-  return largest(0) | largest(16) << 16;
+  return emulation::of_each_half([&](int shift) {
+    return unsigned(max(max(int(int16_t(a >> shift)), int(int16_t(b >> shift))), int(int16_t(c >> shift))));
+  });
 }
 inline unsigned __vimax3_u16x2(unsigned a, unsigned b, unsigned c) {
-  const auto largest = [&](int shift) { return max(max(a >> shift & 0xffff, b >> shift & 0xffff), c >> shift & 0xffff); };
-  return largest(0) | largest(16) << 16;
+  return emulation::of_each_half(
+      [&](int shift) { return max(max(a >> shift & 0xffff, b >> shift & 0xffff), c >> shift & 0xffff); });
 }
 
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }

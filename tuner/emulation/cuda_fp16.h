@@ -45,15 +45,6 @@ inline float2 __half22float2(__half2 pair) { return {__half2float(pair.x), __hal
 // ---- fma.rn.f16x2, max.f16x2 --------------------------------------------------------------------------------------
 // Pairs of halves in a word, as kernels wrap the instructions.
 
-namespace emulation {
-
-template <typename Work>
-unsigned of_each_half(const Work& work) {
-  return work(0) | work(16) << 16;
-}
-
-}  // namespace emulation
-
 // a b + c, rounded once: what a double cuts off of the sum is too little to be seen by way of rounding to odd.
 inline unsigned fma_halves(unsigned a, unsigned b, unsigned c) {
   return emulation::of_each_half([&](int shift) -> unsigned {

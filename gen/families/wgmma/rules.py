@@ -392,9 +392,8 @@ class RuledParameters(Parameters):
     @rule("registers", after="min_blocks")
     def _products_fit(self, problem: Problem, limits: DeviceLimits) -> str | None:
         """One instruction's sums must fit what the launch gives: ptxas knows nothing of shares there."""
-        sums = {self.bc: self.score_registers(), problem.head_dim_v: problem.head_dim_v // 2}
-        columns = max(sums, key=lambda each: sums[each])
-        needed, given = sums[columns] + REGISTERS_BESIDE_SUMS, launch_registers(self, limits)
+        sums, columns = max((self.score_registers(), self.bc), (problem.head_dim_v // 2, problem.head_dim_v))
+        needed, given = sums + REGISTERS_BESIDE_SUMS, launch_registers(self, limits)
         if needed > given:
             return (
                 f"{needed} for one product of {columns} columns, a launch of "
