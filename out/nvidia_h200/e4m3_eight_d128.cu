@@ -6,11 +6,11 @@
 //
 // Family wgmma:
 //   br = 192                   query rows per tile, 64 for each warpgroup that computes
-//   bc = 96                    keys per tile
+//   bc = 128                   keys per tile
 //   persistent = true          blocks stay for several tiles
 //   q_stages = 1               Q tiles in shared memory: 2 bring the next one early
-//   k_stages = 3               K tiles in shared memory
-//   v_stages = 3               V tiles in shared memory
+//   k_stages = 2               K tiles in shared memory
+//   v_stages = 2               V tiles in shared memory
 //   schedule = overlapped      the next scores: before these outputs, or behind them
 //   q_in_registers = false     keep Q in registers, which relieves shared memory
 //   order_of_groups = products what warpgroups do in turns: nothing, products, exponentials
@@ -22,10 +22,11 @@
 //   weights = e4m3             what weights are, and values as products read them, of inputs of eight bits
 //   values = in_front          who turns values of eight bits into what products read: the blocks, or a launch in front
 //   powers = straight          powers of two as weights of eight bits: rounded, or straight lines from one to the next
+//   score_type = f16           what products leave scores in, of which weights are made by straight lines
 //   promotion = segments       whose outputs of eight bits the tensor cores sum: a tile's, or those of 2048 keys
 //
-// Measured on NVIDIA H200, batch 4, 16 heads, 4096 rows, without a mask: 539.7 us (median), spread 0.5 %,
-// 1018.6 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 3.4e-02.
+// Measured on NVIDIA H200, batch 4, 16 heads, 4096 rows, without a mask: 452.8 us (median), spread 0.4 %,
+// 1214.2 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 3.3e-02.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -36,11 +37,12 @@
 // Regenerate:
 //
 //     flashgen emit e4m3_eight_d128.cu \
-//         --device h200 --dtype e4m3 --precision eight --d 128 --family wgmma --set br=192 --set bc=96 \
-//         --set persistent=true --set q_stages=1 --set k_stages=3 --set v_stages=3 \
+//         --device h200 --dtype e4m3 --precision eight --d 128 --family wgmma --set br=192 --set bc=128 \
+//         --set persistent=true --set q_stages=1 --set k_stages=2 --set v_stages=2 \
 //         --set schedule=overlapped --set q_in_registers=false --set order_of_groups=products \
 //         --set rescale=lazy --set poly_exp=0 --set section=1 --set min_blocks=1 --set o_apart=true \
-//         --set weights=e4m3 --set values=in_front --set powers=straight --set promotion=segments
+//         --set weights=e4m3 --set values=in_front --set powers=straight --set score_type=f16 \
+//         --set promotion=segments
 
 #include <cuda_fp8.h>
 #include <cuda.h>
@@ -84,12 +86,12 @@ constexpr int kDv = 128;  // head dim of values and outputs
 constexpr int kVec = 16;  // elements that strides must be multiples of, for the copy engine
 
 constexpr int kBr = 192;  // query rows per tile: 64 for each consumer
-constexpr int kBc = 96;  // keys per tile
+constexpr int kBc = 128;  // keys per tile
 constexpr int kConsumers = 3;  // warpgroups that compute, beside the producer
 constexpr int kWarpgroup = 128;  // threads of a warpgroup
 constexpr int kThreads = 512;
 constexpr int kMaxBlocks = 132;  // that NVIDIA H200 runs at once, each of which takes several tiles
-constexpr int kKStages = 3, kVStages = 3;  // tiles of K and of V in shared memory
+constexpr int kKStages = 2, kVStages = 2;  // tiles of K and of V in shared memory
 constexpr int kQStages = 1;  // Q tiles in shared memory
 
 // A tile in shared memory is made of chunks, whose rows are swizzled: of 128 bytes, 128 columns of Q and K, 64 of O; of
@@ -110,10 +112,14 @@ constexpr unsigned kQBytes = 64 * kDChunks * kQkChunk * sizeof(Element);  // of 
 constexpr unsigned kKBytes = kBc * kDChunks * kQkChunk * sizeof(Element);
 constexpr unsigned kVBytes = kBc * (kDv + 8) * sizeof(Element);  // in memory, too
 
-constexpr int kSummedTiles = 21;  // tiles whose outputs the tensor cores sum
+constexpr int kSummedTiles = 16;  // tiles whose outputs the tensor cores sum
 constexpr int kOutputs = kDv / 2 + 4;  // a thread's, and those of eight more columns, the first of which sums weights
 // Weights are kept 2^kWeightExponent times as large: that of a row's maximum is the largest power of two that e4m3 has.
 constexpr float kWeightExponent = 8.0f;
+constexpr float kSteps = 8.0f;  // numbers of e4m3 from one power of two to the next
+// Where a maximum is among them, behind 1024, from where on those of f16 are integers.
+constexpr float kPlace = 1024.0f + kSteps * (kWeightExponent + 7.0f) - 0.457f;
+constexpr float kNone = __builtin_bit_cast(float, 0x7fffffff);  // no number
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
@@ -134,7 +140,7 @@ struct SharedStorage {
   Barrier q_full[kQStages][kConsumers], q_empty[kQStages];
   Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
 };
-static_assert(sizeof(SharedStorage) == 150528, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 142336, "the size that pruning counted on");
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
@@ -282,10 +288,17 @@ __device__ __forceinline__ float larger_or_none(float x, float y) {
   return larger;
 }
 
-// a b + c, but no less than 0 and no more than 1; 0 where it is no number.
-__device__ __forceinline__ float fma_saturated(float a, float b, float c) {
-  float d;
-  asm("fma.rn.ftz.sat.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
+// a b + c of pairs of f16, rounded once.
+__device__ __forceinline__ unsigned fma_halves(unsigned a, unsigned b, unsigned c) {
+  unsigned d;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+
+// The larger ones of two pairs of f16, the other one where one is no number.
+__device__ __forceinline__ unsigned larger_halves(unsigned a, unsigned b) {
+  unsigned d;
+  asm("max.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
   return d;
 }
 
@@ -294,6 +307,20 @@ template <int n>
 __device__ __forceinline__ void hold(unsigned (&registers)[n]) {
 #pragma unroll
   for (int i = 0; i < n; ++i) asm volatile("" : "+r"(registers[i]) : : "memory");
+}
+
+// Four numbers as e4m3, the first in the low byte; the largest there is for those beyond.
+__device__ __forceinline__ unsigned floats_to_e4m3(float first, float second, float third, float fourth) {
+  unsigned four;
+  asm("{\n"
+      ".reg .b16 low, high;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};\n"
+      "}"
+      : "=r"(four)
+      : "f"(first), "f"(second), "f"(third), "f"(fourth));
+  return four;
 }
 
 // Four e4m3 numbers, the first in the low byte, as two pairs of f16.
@@ -340,24 +367,21 @@ __device__ __forceinline__ void hold(float (&registers)[n]) {
 
 // D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. q k^T reads both factors from shared memory,
 // p v has p in registers and v transposed.
-__device__ __forceinline__ void wgmma_m64n96k32_e4m3_ss(
-    float (&d)[48], unsigned long long a, unsigned long long b, bool accumulate) {
+__device__ __forceinline__ void wgmma_m64n128k32_e4m3_ss(
+    unsigned (&d)[32], unsigned long long a, unsigned long long b, bool accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      "setp.ne.b32 p, %50, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n96k32.f32.e4m3.e4m3 "
+      "setp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k32.f16.e4m3.e4m3 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
-      "%48, %49, p, 1, 1;\n"
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "%32, %33, p, 1, 1;\n"
       "}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]), "+r"(d[4]), "+r"(d[5]), "+r"(d[6]), "+r"(d[7]),
+        "+r"(d[8]), "+r"(d[9]), "+r"(d[10]), "+r"(d[11]), "+r"(d[12]), "+r"(d[13]), "+r"(d[14]), "+r"(d[15]),
+        "+r"(d[16]), "+r"(d[17]), "+r"(d[18]), "+r"(d[19]), "+r"(d[20]), "+r"(d[21]), "+r"(d[22]), "+r"(d[23]),
+        "+r"(d[24]), "+r"(d[25]), "+r"(d[26]), "+r"(d[27]), "+r"(d[28]), "+r"(d[29]), "+r"(d[30]), "+r"(d[31])
       : "l"(a), "l"(b), "r"(int(accumulate)));
 }
 
@@ -394,6 +418,11 @@ __device__ __forceinline__ unsigned pack(float first, float second) {
   const __nv_bfloat162 both = __floats2bfloat162_rn(first, second);
   return reinterpret_cast<const unsigned&>(both);
 }
+
+__device__ __forceinline__ float2 floats_of(unsigned pair) {
+  return __half22float2(reinterpret_cast<const __half2&>(pair));
+}
+__device__ __forceinline__ unsigned twice(__half x) { return __half_as_ushort(x) * 0x10001u; }
 
 // What wgmma reads from `start` on: rows of 128 bytes, swizzled, groups of eight rows one after the other; chunks of 64
 // columns `chunk_bytes` apart where the columns are what is multiplied in parallel.
@@ -480,59 +509,80 @@ __device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const W
 
 // Hides the keys of a tile that a row does not see.
 template <int n>
-__device__ __forceinline__ void mask(float (&s)[n], int row, int first_key, int seqlen_q, int seqlen_k) {
+__device__ __forceinline__ void mask(unsigned (&s)[n], int row, int first_key, int seqlen_q, int seqlen_k) {
 #pragma unroll
-  for (int e = 0; e < 4; ++e) {
+  for (int h = 0; h < 2; ++h) {
     int end = seqlen_k;
-    if (kCausal) end = min(end, row + e / 2 * 8 + seqlen_k - seqlen_q + 1);
-    end -= first_key + threadIdx.x % 4 * 2 + e % 2;
+    if (kCausal) end = min(end, row + 8 * h + seqlen_k - seqlen_q + 1);
+    end -= first_key + threadIdx.x % 4 * 2;
 #pragma unroll
-    for (int t = 0; t < n / 4; ++t) {
-      if (t * 8 >= end) s[4 * t + e] = -kInfinity;
+    for (int t = 0; t < n / 2; ++t) {
+      unsigned& pair = s[2 * t + h];
+      if (t * 8 + 1 >= end) pair = t * 8 >= end ? 0xfc00fc00u : (pair & 0xffffu) | 0xfc000000u;  // of -infinity
     }
   }
 }
 
-// The softmax of a thread's two rows, g = lane / 4 and g + 8 of its warp's sixteen: element i of its scores or outputs
-// belongs to row i / 2 % 2 and column 8 (i / 4) + 2 (lane % 4) + i % 2.
+// The softmax of a thread's two rows, g = lane / 4 and g + 8 of its warp's sixteen: pair i of its scores belongs to row
+// i % 2 and columns 8 (i / 2) + 2 (lane % 4) and the next one.
 struct SoftmaxState {
   float max[2];  // running maxima of scale * score, in powers of two, and
   float sum[2];  // this thread's share of the sums of weights
 };
 
+// Lets rows be computed again of whose scores f16 has no room for some: sums that have passed below do not come back.
+// As integers, what is negative is larger than what is not, and -infinity the largest that is a number.
+template <int n>
+__device__ __forceinline__ void notice_overflow(const unsigned (&s)[n], SoftmaxState& softmax) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    unsigned most = 0;
+#pragma unroll
+    for (int t = 0; t < n / 2; t += 2) most = __vimax3_u16x2(most, s[2 * t + h], s[2 * t + 2 + h]);
+    if (most >= 0xfc000000u || (most & 0xffffu) >= 0xfc00u) softmax.max[h] = kNone;
+  }
+}
+
 // By how many powers of two a row's weights are measured against more than its maximum, which then seldom grows: by as
 // many as the sum of a tile's weights is above the largest, up to a limit. What is too small for a weight is as small
 // beside that sum as it was beside the maximum.
 template <int n>
-__device__ __forceinline__ float room_above(const float (&s)[n], int h, float row_max, float scale) {
+__device__ __forceinline__ float room_above(const unsigned (&s)[n], int h, float row_max, float scale) {
   const float base = kRowsMayBeEmpty && row_max == -kInfinity ? 0.0f : row_max;
   float sum = 0.0f;
 #pragma unroll
-  for (int t = 0; t < n / 4; ++t) {
-    sum += exp2f(fmaf(s[4 * t + 2 * h], scale, -base)) + exp2f(fmaf(s[4 * t + 2 * h + 1], scale, -base));
+  for (int t = 0; t < n / 2; ++t) {
+    const float2 two = floats_of(s[2 * t + h]);
+    sum += exp2f(fmaf(two.x, scale, -base)) + exp2f(fmaf(two.y, scale, -base));
   }
   sum += __shfl_xor_sync(0xffffffffu, sum, 1);
   sum += __shfl_xor_sync(0xffffffffu, sum, 2);
   return fminf(fmaxf(log2f(sum), 0.0f), 3.5f);  // none where no key was seen
 }
 
+// What is added to a score times steps, so that its weight is measured against a maximum: an integer, rounded down, but
+// for what float32 rounds off of a maximum that was found so.
+__device__ __forceinline__ __half base_of(float row_max) {
+  const float base = kPlace - kSteps * (kRowsMayBeEmpty && row_max == -kInfinity ? 0.0f : row_max);
+  return __float2half_rd(floorf(base + 0.03125f));
+}
+
 // Raises the running maximum of each row to the tile's, and beyond where the tile `makes_room`. What was summed so far
 // must be multiplied by `rescale`, where true is returned.
 template <int n>
 __device__ __forceinline__ bool raise_maximum(
-    const float (&s)[n], SoftmaxState& softmax, float (&rescale)[2], float scale, bool makes_room) {
+    const unsigned (&s)[n], SoftmaxState& softmax, float (&rescale)[2], float scale, bool makes_room) {
   // A maximum that is out of date by a factor of 2^0.75 harms neither range nor precision. As integers, positive
-  // floats compare as they are; zero bounds the others.
+  // numbers compare as they are; zero bounds the others.
   bool grown = makes_room;
   float bounds[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    int bound = 0;
+    unsigned bound = 0;
 #pragma unroll
-    for (int t = 0; t < n / 4; ++t) {
-      bound = __vimax3_s32(bound, __float_as_int(s[4 * t + 2 * h]), __float_as_int(s[4 * t + 2 * h + 1]));
-    }
-    bounds[h] = __int_as_float(bound);
+    for (int t = 0; t < n / 2; t += 2) bound = __vimax3_s16x2(bound, s[2 * t + h], s[2 * t + 2 + h]);
+    const float2 two = floats_of(bound);
+    bounds[h] = larger_or_none(two.x, two.y);
     grown |= !(fmaf(bounds[h], scale, -softmax.max[h]) <= 0.75f);  // or no number
   }
   if (!__any_sync(0xffffffffu, grown)) return false;
@@ -549,53 +599,39 @@ __device__ __forceinline__ bool raise_maximum(
   for (int h = 0; h < 2; ++h) {
     float tile_max = bounds[h];
     if (!known) {
-      tile_max = larger_or_none(s[2 * h], s[2 * h + 1]);
+      tile_max = -kInfinity;
 #pragma unroll
-      for (int t = 1; t < n / 4; ++t) {
-        tile_max = larger_or_none(tile_max, larger_or_none(s[4 * t + 2 * h], s[4 * t + 2 * h + 1]));
+      for (int t = 0; t < n / 2; ++t) {
+        const float2 two = floats_of(s[2 * t + h]);
+        tile_max = larger_or_none(tile_max, larger_or_none(two.x, two.y));
       }
       tile_max = larger_or_none(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
       tile_max = larger_or_none(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
     }
     float row_max = larger_or_none(softmax.max[h], tile_max * scale);
     if (makes_room) row_max += room_above(s, h, row_max, scale);
+    // Up to where weights are measured against a number of f16: that of no row of numbers is infinite.
+    const float base = __half2float(base_of(row_max));
+    if (!kRowsMayBeEmpty || row_max != -kInfinity) row_max = fabsf(base) < kInfinity ? (kPlace - base) / kSteps : kNone;
     // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
-    const float base = kRowsMayBeEmpty && row_max == -kInfinity ? 0.0f : row_max;
-    rescale[h] = exp2f(softmax.max[h] - base);
+    rescale[h] = exp2f(softmax.max[h] - (kRowsMayBeEmpty && row_max == -kInfinity ? 0.0f : row_max));
     softmax.max[h] = row_max;
     softmax.sum[h] *= rescale[h];
   }
   return true;
 }
 
-// Turns the scores of a tile into weights, 2^(score - maximum), by multiply-adds alone: e4m3's numbers, counted from
+// Turns the scores of a tile into weights, 2^(score - maximum), by one multiply-add of two: e4m3's numbers, counted from
 // zero, lie on straight lines between powers of two (Schraudolph, "A fast, compact approximation of the exponential
-// function", Neural Computation 11, 1999). Weights are off by up to a twelfth of themselves, and on average right. Each
-// pair has those of two neighbouring keys.
+// function", Neural Computation 11, 1999), and from 1024 on f16's are integers, whose lowest byte is the number. Weights
+// are off by up to a twelfth of themselves, and on average right.
 template <int n>
 __device__ __forceinline__ void weigh(
-    const float (&s)[n], unsigned (&pairs)[n / 2], const SoftmaxState& softmax, float scale) {
-  constexpr float kSteps = 8.0f;  // numbers from one power of two to the next
-  constexpr float kLargest = kSteps * (kWeightExponent + 7.0f) - 0.457f;  // where the maximum is among them
-  // In 128ths, so that what is too small for a weight saturates at zero.
-  const float factor = scale * (kSteps / 128.0f);
-  float base[2];
+    const unsigned (&s)[n], unsigned (&pairs)[n], const SoftmaxState& softmax, __half steps) {
+  const unsigned base[2] = {twice(base_of(softmax.max[0])), twice(base_of(softmax.max[1]))};
+  constexpr unsigned kZeros = 0x64006400u;  // 1024
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const float max = kRowsMayBeEmpty && softmax.max[h] == -kInfinity ? 0.0f : softmax.max[h];
-    base[h] = fmaf(-kSteps / 128.0f, max, kLargest / 128.0f);
-  }
-#pragma unroll
-  for (int i = 0; i < n / 2; ++i) {
-    unsigned numbers[2];
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      // Added to 2^23, it is rounded to an integer, which the lowest byte then holds.
-      const float place = fmaf(fma_saturated(s[2 * i + j], factor, base[i % 2]), 128.0f, 8388608.0f);
-      numbers[j] = __float_as_uint(place);
-    }
-    pairs[i] = __byte_perm(numbers[0], numbers[1], 0x0040);
-  }
+  for (int i = 0; i < n; ++i) pairs[i] = larger_halves(fma_halves(s[i], twice(steps), base[i % 2]), kZeros);
 }
 
 // Weights as operands of 32 keys each, from where a thread has them: of each sixteen keys, lane c of the four that
@@ -605,7 +641,7 @@ __device__ __forceinline__ void pack_weights(const unsigned (&pairs)[n], unsigne
 #pragma unroll
   for (int i = 0; i < n / 2; ++i) {
     const unsigned* const two = pairs + i / 2 * 4 + i % 2;
-    p[i / 4][i % 4] = __byte_perm(two[0], two[2], 0x5410);
+    p[i / 4][i % 4] = __byte_perm(two[0], two[2], 0x6420);
   }
 }
 
@@ -673,12 +709,12 @@ __device__ __forceinline__ void rescale_output(float (&o)[kOutputs], const float
 
 // Starts s = q k^T for a consumer's rows and one tile of keys, not scaled.
 __device__ __forceinline__ void start_qk(
-    float (&s)[kBc / 2], unsigned long long q, unsigned long long k) {
+    unsigned (&s)[kBc / 4], unsigned long long q, unsigned long long k) {
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kDSteps; ++step) {
     const unsigned long long k_step = step_of_columns<KChunk>(k, step);
-    wgmma_m64n96k32_e4m3_ss(s, step_of_columns<QChunk>(q, step), k_step, step > 0);
+    wgmma_m64n128k32_e4m3_ss(s, step_of_columns<QChunk>(q, step), k_step, step > 0);
   }
   wgmma_commit();
 }
@@ -694,10 +730,16 @@ __device__ __forceinline__ void start_pv(
   wgmma_commit();
 }
 
-// Turns the sign of a consumer's Q: maxima are taken of raw scores, which a negative scale would turn round.
-__device__ __forceinline__ void negate_q(QChunk* q, int consumer) {
+// Multiplies a consumer's Q by a power of two, or by what is its negative: maxima are taken of raw scores, which a
+// negative scale would turn round.
+__device__ __forceinline__ void fit_q(QChunk* q, int consumer, float factor) {
   unsigned* fours = reinterpret_cast<unsigned*>(q);
-  for (int i = threadIdx.x % kWarpgroup; i < kDChunks * 64 * kQkChunk / 4; i += kWarpgroup) fours[i] ^= 0x80808080u;
+  for (int i = threadIdx.x % kWarpgroup; i < kDChunks * 64 * kQkChunk / 4; i += kWarpgroup) {
+    unsigned pairs[2];
+    e4m3_to_halves(pairs, fours[i]);
+    const float2 low = floats_of(pairs[0]), high = floats_of(pairs[1]);
+    fours[i] = floats_to_e4m3(low.x * factor, low.y * factor, high.x * factor, high.y * factor);
+  }
   fence_proxy_async();
   named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
 }
@@ -722,10 +764,10 @@ __device__ __forceinline__ float e4m3_to_float(Element x) {
   return __half2float(__ushort_as_half(halves[0] & 0xffff));
 }
 
-// Whether what the tensor cores made of a row can be trusted. Beyond 2^20, the maximum is rounded by more than weights
+// Whether what the tensor cores made of a row can be trusted. Beyond 2^9, the maximum is rounded by more than weights
 // can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
 __device__ __forceinline__ bool trusted(float row_max, float row_sum) {
-  return fabsf(row_max) <= 1048576.0f && row_sum < 1e30f;
+  return fabsf(row_max) <= 512.0f && row_sum < 1e30f;
 }
 
 // Computes one row again by a warp, 32 keys at a time, in double precision, which holds every product of two inputs
@@ -931,8 +973,14 @@ __device__ __forceinline__ void consume_tile(
     first_partial = min(first_partial, max(0, aligned + 1) / kBc);
     last_tile = min(last_tile, (max(0, aligned + 64) + kBc - 1) / kBc);
   }
-  // A scale of zero becomes too small to matter, since 0 * infinity is not a number.
-  const float scale = args.scale == 0.0f ? 1e-30f : fabsf(args.scale) * kLog2e;
+  // Scores up to 2^8, in powers of two, are to fit f16, which ends at 2^16: where the scale is less than 2^-8, of
+  // exponent 119, Q is brought down.
+  const float true_scale = args.scale == 0.0f ? 1e-30f : fabsf(args.scale) * kLog2e;
+  const int lowered = max(0, 119 - (__float_as_int(true_scale) >> 23));
+  const float q_factor = __int_as_float((127 - lowered) << 23) * (args.scale < 0.0f ? -1.0f : 1.0f);
+  // What a score is multiplied by, which then counts numbers of e4m3; as f16 has it, for all that is made of it.
+  const __half steps = __float2half_rn(true_scale * __int_as_float((127 + lowered) << 23) * kSteps);
+  const float scale = __half2float(steps) / kSteps;
   SoftmaxState softmax;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -946,7 +994,7 @@ __device__ __forceinline__ void consume_tile(
 
   QChunk* q = smem.q[q_pipe.stage][consumer];
   barrier_wait(&smem.q_full[q_pipe.stage][consumer], q_pipe.phase);
-  if (args.scale < 0.0f) negate_q(q, consumer);
+  if (q_factor != 1.0f) fit_q(q, consumer, q_factor);
   const unsigned long long q_desc = descriptor(q);
   const unsigned long long k_desc = descriptor(smem.k), v_desc = descriptor_of_values(smem.v);
   constexpr int kNextK = sizeof(smem.k[0]) >> 4, kNextV = sizeof(smem.v[0]) >> 4;  // as descriptors count
@@ -965,7 +1013,8 @@ __device__ __forceinline__ void consume_tile(
   }
   int n = last_tile - 1;
   if (n >= first_tile) {
-    float s[kBc / 2], rescale[2];
+    unsigned s[kBc / 4];
+    float rescale[2];
     unsigned p[kKeySteps][4], pairs[kBc / 4];
     barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
     order_wait(consumer);
@@ -977,9 +1026,10 @@ __device__ __forceinline__ void consume_tile(
     // After the last scores the next Q may come.
     if (leader && n == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);
     k_pipe.advance();
+    notice_overflow(s, softmax);
     if (n >= first_partial) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
     raise_maximum(s, softmax, rescale, scale, true);
-    weigh(s, pairs, softmax, scale);
+    weigh(s, pairs, softmax, steps);
     pack_weights(pairs, p);
     if (n > first_tile) barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
 #pragma unroll 1
@@ -997,9 +1047,10 @@ __device__ __forceinline__ void consume_tile(
       if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
       if (leader && n == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);
       k_pipe.advance();
+      notice_overflow(s, softmax);
       if (n >= first_partial) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
       const bool grown = raise_maximum(s, softmax, rescale, scale, n == first_partial - 1);
-      weigh(s, pairs, softmax, scale);
+      weigh(s, pairs, softmax, steps);
       hold(pairs);
       if (n > first_tile) barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
       wgmma_wait<0>();
@@ -1190,7 +1241,7 @@ static cudaError_t encode_map(
 extern "C" long long attention_e4m3_eight_d128_workspace_bytes(const AttentionArgs* args) {
   const long long batch = args->batch, num_kv_heads = args->num_kv_heads;
   const long long seqlen_k = args->seqlen_k;
-  return 4 * ((batch * num_kv_heads * ((seqlen_k + 95) / 96) * 3264 + 63) / 64 * 64 + 1824768);
+  return 4 * ((batch * num_kv_heads * ((seqlen_k + 127) / 128) * 4352 + 63) / 64 * 64 + 1824768);
 }
 
 // How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
@@ -1241,7 +1292,7 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& b
   if (q_status != cudaSuccess) return q_status;
   const cudaError_t k_status = encode_map(
       &maps.k, any_keys ? args->k : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 128, 96,
+      {args->k_stride_row, args->k_stride_head, args->k_stride_batch}, 128, 128,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (k_status != cudaSuccess) return k_status;
   const cudaError_t o_status = encode_map(
@@ -1287,4 +1338,4 @@ extern "C" int attention_e4m3_eight_d128(const AttentionArgs* args, cudaStream_t
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "e4m3", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 128, "head_dim_v": 128, "causal": false, "precision": "eight"}, "family": "wgmma", "variant": {"pack_heads": false, "br": 192, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 96, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "weights": "e4m3", "values": "in_front", "powers": "straight", "score_type": "f32", "promotion": "segments", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 3, "v_stages": 3, "summed_columns": 0, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_e4m3_eight_d128", "launches": [{"threads": 128, "smem_bytes": 16, "rows_per_block": 96, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "walked_tiles", "of_keys": true}, {"threads": 512, "smem_bytes": 150528, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 96, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "47941c6b1e0e1784", "figures": [1967, 1037]}
+// flashgen: {"problem": {"dtype": "e4m3", "batch": 4, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 128, "head_dim_v": 128, "causal": false, "precision": "eight"}, "family": "wgmma", "variant": {"pack_heads": false, "br": 192, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 128, "persistent": true, "q_stages": 1, "o_apart": true, "p_in_shared": false, "weights": "e4m3", "values": "in_front", "powers": "straight", "score_type": "f16", "promotion": "segments", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 2, "v_stages": 2, "summed_columns": 0, "schedule": "overlapped", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_e4m3_eight_d128", "launches": [{"threads": 128, "smem_bytes": 16, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "walked_tiles", "of_keys": true}, {"threads": 512, "smem_bytes": 142336, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 128, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "dependent": true}], "digest": "063f6f8504e18fae", "figures": [2074, 1072]}

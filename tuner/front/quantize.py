@@ -15,6 +15,12 @@ from ...templates.runtime.attention import _check_call
 
 #: The largest number of e4m3.
 LARGEST = 448.0
+#: Powers of two that 1 of q · k is worth as a score: from here on scores of up to 2^8 of them fit f16, in
+#: which the fastest kernels have them (`score_type`). Where it is less, they bring down each tile of Q first.
+WANTED_SCALE = 2.0**-8
+#: How often the largest numbers of q and of k are halved for it at most. Numbers down to 2^-15 of the largest
+#: have all bits of e4m3 then, or, after as many halvings, those down to 2^-10 of it.
+MOST_HALVINGS = 5
 
 
 class Quantized(NamedTuple):
@@ -51,7 +57,8 @@ def quantize(
         and no weight (Zhang et al. 2024, "SageAttention"); log-sum-exps become scale * q · mean smaller. New
         keys beside a cache want the mean that was taken from those in it, so that it is no help there.
     scales: what was found to fit before, for q, k and v; numbers beyond are cut off. None: the largest number
-        of each array decides, for which a call waits until it is known.
+        of each array decides, for which a call waits until it is known. That of v becomes the type's; those
+        of q and k stay up to 2^5 below it, so that scores fit f16, in which the fastest kernels have them.
 
     Raises TypeError for arrays of other libraries, ValueError for infinite numbers, shapes that do not go
     together and scales that are no positive numbers.
@@ -70,7 +77,8 @@ def quantize(
         for name in ("q", "k"):
             numbers[name] = _rotated(numbers[name])
     if scales is None:
-        scales = [_scale_of(name, x) for name, x in numbers.items()]
+        of_q, of_k, of_v = (_scale_of(name, x) for name, x in numbers.items())
+        scales = (*_raised(of_q, of_k, int(q.shape[-1])), of_v)
     of_q, of_k, of_v = map(float, scales)
     if not all(0 < each < math.inf for each in (of_q, of_k, of_v)):
         raise ValueError(f"scales are {tuple(scales)}: pass three positive numbers")
@@ -116,6 +124,13 @@ def _scale_of(name: str, x: Any) -> float:
     if not math.isfinite(largest):
         raise ValueError(f"{name} has numbers that are not finite: no scale makes eight bits of them")
     return largest / LARGEST or 1.0
+
+
+def _raised(of_q: float, of_k: float, head_dim: int) -> tuple[float, float]:
+    """Scales of q and k by powers of two larger, as far as `WANTED_SCALE` asks for it."""
+    scale = of_q * of_k * math.log2(math.e) / math.sqrt(head_dim)
+    halvings = min(max(0, math.ceil(math.log2(WANTED_SCALE / scale))), 2 * MOST_HALVINGS)
+    return of_q * 2.0 ** (halvings // 2), of_k * 2.0 ** ((halvings + 1) // 2)
 
 
 def _rounded(x: Any, scale: float) -> Any:

@@ -8,7 +8,7 @@ import flashgen
 import ml_dtypes
 import numpy as np
 import pytest
-from flashgen.tuner.front.quantize import LARGEST, rotation
+from flashgen.tuner.front.quantize import LARGEST, MOST_HALVINGS, WANTED_SCALE, rotation
 
 from tests.support.host_tensors import real_torch
 
@@ -37,15 +37,34 @@ def lost(arrays: list[np.ndarray], **how: bool) -> float:
     return float(np.linalg.norm(attended(*meant) - wanted) / np.linalg.norm(wanted))
 
 
-def test_the_largest_number_of_each_array_is_the_types() -> None:
+def test_the_largest_number_of_each_array_is_the_types_but_for_powers_of_two() -> None:
     arrays = drawn()
     made = flashgen.quantize(*arrays)
-    for x, rounded, scale in zip(arrays, made[:3], made.scales, strict=True):
+    for x, rounded, scale, halvings in zip(arrays, made[:3], made.scales, (4, 5, 0), strict=True):
         assert rounded.dtype == ml_dtypes.float8_e4m3fn and rounded.shape == x.shape
-        assert np.abs(rounded.astype(np.float32)).max() == LARGEST
+        assert np.abs(rounded.astype(np.float32)).max() == LARGEST / 2**halvings
         assert np.abs(rounded.astype(np.float32) * scale - x).max() <= np.abs(x).max() / 2**4
     zeros = flashgen.quantize(*(0 * x for x in arrays))
     assert zeros.scales == (1.0, 1.0, 1.0) and not any(x.astype(np.float32).any() for x in zeros[:3])
+
+
+@pytest.mark.parametrize("size", [0.05, 0.5, 1.0, 8.0, 80.0])
+@pytest.mark.parametrize("d", [64, 256])
+def test_scores_of_what_was_rounded_fit_f16(d: int, size: float) -> None:
+    q, k, v = drawn(d)
+    made = flashgen.quantize(size * q, k / 2, v)
+    of_q, of_k, _ = made.scales
+    halved = [np.log2(LARGEST / np.abs(x.astype(np.float32)).max()) for x in (made.q, made.k)]
+    assert 0 <= halved[0] <= halved[1] <= halved[0] + 1 and halved[1] <= MOST_HALVINGS
+    scale = of_q * of_k * np.log2(np.e) / np.sqrt(d)
+    if halved[1] < MOST_HALVINGS:
+        # So much, and no power of two more than that.
+        assert scale >= WANTED_SCALE and (halved[1] == 0 or scale < 2 * WANTED_SCALE)
+    # Nothing is lost thus but of what is next to nothing.
+    of_all = [each / 2**h for each, h in zip(made.scales, (*halved, 0), strict=True)]
+    largest = flashgen.quantize(size * q, k / 2, v, scales=of_all)
+    for x, y, h in zip(made[:2], largest[:2], halved, strict=True):
+        assert (x.astype(np.float32) * 2**h == y.astype(np.float32)).mean() > 0.99
 
 
 @pytest.mark.parametrize("d", [1, 24, 64, 80, 128])
