@@ -107,6 +107,9 @@ class Launch:
     make of it in memory; of packed sequences as many at most, and of all sequences together no more than
     ``wanted_blocks``, which fill the card, unless there are more tiles.
 
+    With ``shares_turn`` the blocks that ``max_blocks`` leaves share the keys of the tiles that are too few
+    for another turn of theirs, and leave what they make of those in memory, too.
+
     A ``dependent`` one may begin before the launch in front of it in the same call has ended, and waits for
     that itself before it reads what others have written (`in_turn`).
 
@@ -136,7 +139,13 @@ class Launch:
     makes: str = ""
     workspace_splits: int = 1
     wanted_blocks: int = 0
+    shares_turn: bool = False
     dependent: bool = False
+
+    @property
+    def leaves_results(self) -> bool:
+        """Whether blocks leave in memory what their share of the keys makes of some rows."""
+        return self.workspace_splits > 1 or self.shares_turn
 
     @property
     def smem_alignment(self) -> int:

@@ -173,6 +173,10 @@ class Variant:
         sequences, how many at most."""
         return 1
 
+    def shares_last_turn(self) -> bool:
+        """Tells whether blocks that stay share the keys of the tiles that are left for fewer of them."""
+        return False
+
     def wanted_blocks(self, limits: DeviceLimits) -> int:
         """Returns how many blocks fill a card, over which the keys of packed sequences are split."""
         return limits.num_sms
@@ -240,7 +244,7 @@ class Variant:
         main = self.launch(problem, limits)
         if problem.append is not None:
             before.insert(0, problem.append.launch(main))
-        behind = [combine_launch(main)] if main.workspace_splits > 1 else []
+        behind = [combine_launch(main)] if main.leaves_results else []
         return (*before, *self.launches_in_front(problem), main, *behind)
 
     def launches_in_front(self, problem: Problem) -> tuple[Launch, ...]:
@@ -264,7 +268,7 @@ class Variant:
         """Returns the same of a kernel with such a main launch."""
         if self.leaves_far_keys_out:
             return Workspace(reach_regions())
-        if main.workspace_splits == 1:
+        if not main.leaves_results:
             return None
         return workspace_of_splits(main, self.partial_floats(problem))
 

@@ -117,6 +117,7 @@ def _launch_facts(launch: Launch) -> dict[str, Any]:
         "of_keys",
         "workspace_splits",
         "wanted_blocks",
+        "shares_turn",
         "keys_per_block",
         "makes",
         "dependent",

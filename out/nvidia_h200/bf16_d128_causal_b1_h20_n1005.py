@@ -104,6 +104,7 @@ KERNELS: tuple[Tuned, ...] = (
             "split": "in_place",
             "bc": 144,
             "persistent": False,
+            "last_turn": "whole",
             "q_stages": 1,
             "o_apart": False,
             "p_in_shared": False,

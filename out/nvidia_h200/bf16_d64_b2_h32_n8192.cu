@@ -7,7 +7,7 @@
 // Family wgmma:
 //   br = 256                   query rows per tile, 64 for each warpgroup that computes
 //   bc = 64                    keys per tile
-//   persistent = false         blocks stay for several tiles
+//   persistent = true          blocks stay for several tiles
 //   q_stages = 1               Q tiles in shared memory: 2 bring the next one early
 //   k_stages = 3               K tiles in shared memory
 //   v_stages = 3               V tiles in shared memory
@@ -18,10 +18,12 @@
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
 //   section = 1                heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
+//   last_turn = shared         tiles left for fewer blocks than stay: one takes each, or all share their keys evenly
+//   o_apart = true             outputs leave by room of their own, beside which the next Q comes
 //
-// Measured on NVIDIA H200, batch 2, 32 heads, 8192 rows, without a mask: 1.757 ms (median), spread 0.1 %,
-// 625.6 TFLOP/s, 96 registers per thread, occupancy 31 %. Largest error per head against float64: 2.4e-03.
-// Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
+// Measured on NVIDIA H200, batch 2, 32 heads, 8192 rows, without a mask: 1.859 ms (median), spread 1.6 %,
+// 591.3 TFLOP/s, 96 registers per thread, occupancy 31 %. Largest error per head against float64: 2.5e-03.
+// Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
 //
@@ -32,9 +34,10 @@
 //
 //     flashgen emit bf16_d64_b2_h32_n8192.cu \
 //         --device h200 --dtype bf16 --d 64 --batch 2 --heads 32 --seqlen 8192 --family wgmma --set br=256 \
-//         --set bc=64 --set persistent=false --set q_stages=1 --set k_stages=3 --set v_stages=3 \
+//         --set bc=64 --set persistent=true --set q_stages=1 --set k_stages=3 --set v_stages=3 \
 //         --set schedule=chained --set q_in_registers=false --set order_of_groups=products \
-//         --set rescale=lazy --set poly_exp=0 --set section=1 --set min_blocks=1
+//         --set rescale=lazy --set poly_exp=0 --set section=1 --set min_blocks=1 --set last_turn=shared \
+//         --set o_apart=true
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -50,6 +53,7 @@ struct AttentionArgs {
   const __nv_bfloat16* v;
   __nv_bfloat16* o;
   float* lse;
+  float* workspace;  // for what launches leave each other
   long long q_stride_batch, q_stride_head, q_stride_row;
   long long k_stride_batch, k_stride_head, k_stride_row;
   long long v_stride_batch, v_stride_head, v_stride_row;
@@ -57,7 +61,7 @@ struct AttentionArgs {
   int batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k;
   float scale;  // multiplies q k^T, usually 1 / sqrt(head_dim)
 };
-static_assert(sizeof(AttentionArgs) == 160, "callers from other languages pack the arguments by hand");
+static_assert(sizeof(AttentionArgs) == 168, "callers from other languages pack the arguments by hand");
 
 // The arrays as the copy engine reads and writes them.
 struct TensorMaps {
@@ -79,6 +83,10 @@ constexpr int kBc = 64;  // keys per tile
 constexpr int kConsumers = 4;  // warpgroups that compute, beside the producer
 constexpr int kWarpgroup = 128;  // threads of a warpgroup
 constexpr int kThreads = 640;
+constexpr int kMostShares = 8;  // of a tile of a last turn, as blocks count them
+constexpr int kMostSplits = 10;  // blocks with keys of such a tile
+constexpr int kPartialStride = 72;  // of outputs, as floats
+constexpr int kMaxBlocks = 132;  // that NVIDIA H200 runs at once, each of which takes several tiles
 constexpr int kKStages = 3, kVStages = 3;  // tiles of K and of V in shared memory
 constexpr int kQStages = 1;  // Q tiles in shared memory
 
@@ -108,15 +116,37 @@ using VChunk = KChunk;
 using OChunk = QChunk;
 
 struct SharedStorage {
-  // Q by consumer, and then its outputs on their way to global memory.
+  // Q by consumer, and outputs on their way to global memory.
   alignas(1024) QChunk q[kQStages][kConsumers][kDChunks];
+  alignas(1024) OChunk o[kConsumers][kDvChunks];
   alignas(1024) KChunk k[kKStages][kDChunks];
   alignas(1024) VChunk v[kVStages][kDvChunks];
   // A stage is full once its bytes have arrived, and empty once every consumer has done with it.
   Barrier q_full[kQStages][kConsumers], q_empty[kQStages];
   Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
 };
-static_assert(sizeof(SharedStorage) == 82944, "the size that pruning counted on");
+
+// What some of the keys make of the block's rows: outputs before their division, sums by four lanes, maxima.
+struct PartialResult {
+  alignas(16) float o[kBr * kPartialStride];
+  float row_sum[kBr][4];
+  float row_max[kBr];
+};
+
+static_assert(sizeof(SharedStorage) == 115712, "the size that pruning counted on");
+
+// PTX by name; a host compiler that emulates a card brings its own.
+#ifdef __CUDACC__
+// Waits until the launches in front of this one, of the same call, have ended and what they wrote can be read.
+__device__ __forceinline__ void wait_for_earlier_launches() {
+  asm volatile("griddepcontrol.wait;" : : : "memory");
+}
+
+// Lets the next launch begin wherever there is room. It waits for the end of this one itself.
+__device__ __forceinline__ void let_next_launch_begin() {
+  asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+}
+#endif
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
@@ -341,28 +371,92 @@ struct PipelineState {
   }
 };
 
-// The work of one block at a time: kBr query rows of one head, and the keys that they see.
-struct Tile {
-  int first_row, head, batch;
-  int last_tile;  // of keys: some row sees those of [first_tile, last_tile)
-  static constexpr int first_tile = 0;
+// A block's range of a tile's keys, as tiles of them, and the place of what it makes of the rows: negative where it has
+// all keys.
+struct Share {
+  int first_tile, last_tile, place;
+};
 
-  __device__ __forceinline__ Tile(const AttentionArgs& args, int q_tile, int head, int batch)
-      : head(head), batch(batch) {
-    first_row = q_tile * kBr;
-    int end_key = args.seqlen_k;
-    if (kCausal) end_key = max(0, min(end_key, first_row + kBr + args.seqlen_k - args.seqlen_q));
-    last_tile = (end_key + kBc - 1) / kBc;
+// The last turn of blocks that stay, where fewer tiles of rows are left than there are blocks: their tiles of keys, one
+// behind the other, are shared out evenly (Osama et al., "Stream-K", 2023).
+struct LastTurn {
+  int whole, tiles, takers, key_tiles;  // tiles of whole turns, those left; blocks with a share; of keys for each tile
+
+  __device__ __forceinline__ LastTurn(int num_tiles, int seqlen_k) : key_tiles(max(1, (seqlen_k + kBc - 1) / kBc)) {
+    const int blocks = min(num_tiles, kMaxBlocks);
+    tiles = num_tiles % blocks;
+    whole = num_tiles - tiles;
+    takers = max(1, min(blocks, tiles * min(key_tiles, kMostShares)));
+  }
+
+  // The first of all tiles of keys that a block has, and, of one of these, the block that has it.
+  __device__ __forceinline__ int begin(int block) const {
+    return int(1LL * tiles * key_tiles * min(block, takers) / takers);
+  }
+  __device__ __forceinline__ int block_of(int key_tile) const {
+    return int((1LL * (key_tile + 1) * takers - 1) / (tiles * key_tiles));
+  }
+
+  // A block's share from one of all tiles of keys on, as far as `end`, which it moves on; and of which tile of rows.
+  __device__ __forceinline__ Share take(int& key_tile, int end, int& tile) const {
+    const int nth = key_tile / key_tiles, before = nth * key_tiles, first = key_tile - before;
+    key_tile = min(end, before + key_tiles);
+    tile = whole + nth;
+    return {first, key_tile - before, int(blockIdx.x) + nth};  // places grow with keys
   }
 };
 
-// The one tile of a block.
+// The work of one block at a time: kBr query rows of one head, and all keys or a share of them.
+struct Tile {
+  int first_row, head, batch;
+  int place;  // of what a share of the keys makes of the rows, negative where the block has all of them
+  int first_tile, last_tile;  // of keys: this block's range of those that some row sees
+
+  __device__ __forceinline__ Tile(const AttentionArgs& args, int q_tile, int head, int batch, const Share& share)
+      : head(head), batch(batch), place(share.place) {
+    first_row = q_tile * kBr;
+    int end_key = args.seqlen_k;
+    if (kCausal) end_key = max(0, min(end_key, first_row + kBr + args.seqlen_k - args.seqlen_q));
+    first_tile = 0;
+    last_tile = (end_key + kBc - 1) / kBc;
+    first_tile = min(share.first_tile, last_tile);
+    last_tile = min(share.last_tile, last_tile);
+  }
+};
+
+// Divides by what is the same for many numbers, multiplying by its inverse (Granlund and Montgomery, "Division by
+// invariant integers using multiplication", 1994), which finds the quotient or one less.
+struct Divisor {
+  int value;
+  unsigned inverse;
+
+  __device__ __forceinline__ explicit Divisor(int value) : value(value), inverse(0xffffffffu / unsigned(value)) {}
+
+  __device__ __forceinline__ int divide(int number, int& remainder) const {
+    const int quotient = __umulhi(number, inverse);
+    remainder = number - quotient * value;
+    const bool less = remainder >= value;
+    remainder -= less ? value : 0;
+    return quotient + less;
+  }
+};
+
+// The tiles of a block that stays: one in each whole turn, then its share of those that are left.
 template <typename Work>
 __device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const Work& work) {
-  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, index = blockIdx.x;
-  const int heads = args.num_q_heads;
-  const int nth = index % q_tiles, head_index = index / q_tiles;
-  work(Tile(args, kLaterRowsSeeMore ? q_tiles - 1 - nth : nth, head_index % heads, head_index / heads));
+  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, num_heads = args.num_q_heads;
+  const Divisor tiles(q_tiles), heads(num_heads);
+  const LastTurn turn(q_tiles * num_heads * args.batch, args.seqlen_k);
+  int next = blockIdx.x, key_tile = turn.begin(blockIdx.x);
+  const int end = turn.begin(blockIdx.x + 1);
+  while (next < turn.whole || key_tile < end) {
+    int tile = next, q_tile, head;
+    const bool is_whole = next < turn.whole;
+    const Share share = is_whole ? Share{0, turn.key_tiles, -1} : turn.take(key_tile, end, tile);
+    if (is_whole) next += gridDim.x;
+    const int batch = heads.divide(tiles.divide(tile, q_tile), head);
+    work(Tile(args, q_tile, head, batch, share));
+  }
 }
 
 // Hides the keys of a tile that a row does not see.
@@ -614,6 +708,42 @@ __device__ __forceinline__ Element& staged_output(OChunk* staged, int row, int x
   return staged[x / kChunk][row * kChunk + (x % kChunk / 8 ^ row % 8) * 8 + x % 8];
 }
 
+static_assert(sizeof(PartialResult) == 4 * 19712, "the size that the workspace is counted by");
+
+// Neighbouring columns, moved by one access.
+template <int N>
+struct alignas(4 * N) Columns {
+  float at[N];
+};
+
+// Where a block leaves what its keys make of its rows. Those of the blocks that share a tile's keys are neighbours.
+__device__ __forceinline__ PartialResult& result_of(const AttentionArgs& args, int block) {
+  return reinterpret_cast<PartialResult*>(args.workspace)[block];
+}
+
+__device__ __forceinline__ float sum_of(const PartialResult& result, int row) {
+  const float (&sums)[4] = result.row_sum[row];
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+// Lays a warp's sixteen rows into a partial result, from `first_row` on, as far as `end_row`.
+__device__ __forceinline__ void store_partial(
+    PartialResult& partial, const SoftmaxState& softmax, const float (&o)[kDv / 2], int first_row, int end_row) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = first_row + lane / 4 + 8 * h;
+    if (row >= end_row) continue;
+    if (lane % 4 == 0) partial.row_max[row] = softmax.max[h];
+    partial.row_sum[row][lane % 4] = softmax.sum[h];
+#pragma unroll
+    for (int n = 0; n < kValueTiles; ++n) {
+      float* target = partial.o + row * kPartialStride + n * 8 + lane % 4 * 2;
+      *reinterpret_cast<float2*>(target) = make_float2(o[4 * n + 2 * h], o[4 * n + 2 * h + 1]);
+    }
+  }
+}
+
 // Where the keys are that a tile sees.
 struct KeySource {
   int kv_head, batch;
@@ -693,13 +823,14 @@ __device__ __forceinline__ void consume_tile(
   const int first_row = tile.first_row + 64 * consumer;
   const int row = first_row + 16 * warp + lane / 4;  // and row + 8
   // The consumer's rows see tiles [first_tile, last_tile) of keys, and those before `first_partial` whole.
-  const int first_tile = Tile::first_tile;
+  const int first_tile = tile.first_tile;
   int last_tile = first_row < args.seqlen_q ? tile.last_tile : first_tile, first_partial = args.seqlen_k / kBc;
   if (kCausal) {
     const int aligned = first_row + args.seqlen_k - args.seqlen_q;  // the first row's own place among the keys
     first_partial = min(first_partial, max(0, aligned + 1) / kBc);
     last_tile = min(last_tile, (max(0, aligned + 64) + kBc - 1) / kBc);
   }
+  last_tile = max(last_tile, first_tile);
   // A scale of zero becomes too small to matter, since 0 * infinity is not a number.
   const float scale = args.scale == 0.0f ? 1e-30f : fabsf(args.scale) * kLog2e;
   SoftmaxState softmax;
@@ -742,6 +873,8 @@ __device__ __forceinline__ void consume_tile(
     wgmma_wait<0>();
     hold(s);
     if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
+    // After the last scores the next Q may come.
+    if (leader && n == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);
     k_pipe.advance();
     if (n >= first_partial) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
     raise_maximum(s, softmax, rescale, scale);
@@ -763,6 +896,7 @@ __device__ __forceinline__ void consume_tile(
       wgmma_wait<0>();
       hold(s);
       if (leader) barrier_arrive(&smem.k_empty[k_pipe.stage]);
+      if (leader && n == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);
       k_pipe.advance();
       if (n >= first_partial) mask(s, row, n * kBc, args.seqlen_q, args.seqlen_k);
       if (raise_maximum(s, softmax, rescale, scale)) rescale_output(o, rescale);
@@ -777,6 +911,13 @@ __device__ __forceinline__ void consume_tile(
     v_pipe.advance();
   }
 
+  if (tile.place >= 0) {
+    PartialResult& partial = result_of(args, tile.place);
+    store_partial(partial, softmax, o, 64 * consumer + 16 * warp, args.seqlen_q - tile.first_row);
+    if (leader && last_tile == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);  // no scores have done so
+    q_pipe.advance();
+    return;
+  }
   float inverse[2];
   unsigned untrusted = 0;  // of the thread's rows, by bits: what is to be computed again
 #pragma unroll
@@ -794,8 +935,10 @@ __device__ __forceinline__ void consume_tile(
       args.lse[at] = (softmax.max[h] + log2f(row_sum)) * kLn2;
     }
   }
-  // Outputs take the place of Q, of which each warp has read its own rows alone.
-  OChunk* staged = q;
+  // The outputs before have left once the thread that sent them off sees so.
+  OChunk* staged = smem.o[consumer];
+  if (leader) tma_wait_read<0>();
+  named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
   stage_output(staged, o, inverse, warp);
   const auto write = [&](int row, int x, float value) {
     staged_output(staged, 16 * warp + row, x) = __float2bfloat16_rn(value);
@@ -806,8 +949,7 @@ __device__ __forceinline__ void consume_tile(
   if (leader) {
     store_outputs(maps, staged, tile, first_row);
     tma_commit();
-    tma_wait_read<0>();
-    barrier_arrive(&smem.q_empty[q_pipe.stage]);
+    if (last_tile == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);  // no scores have done so
   }
   q_pipe.advance();
 }
@@ -816,6 +958,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_bf16_d64_kernel(const AttentionArgs args, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
+  let_next_launch_begin();
   // Read from one lane, so that the compiler knows it to be the same in all.
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
@@ -855,6 +998,99 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     for_each_tile(args, [&](const Tile& tile) {
       consume_tile(args, maps, smem, tile, consumer, q_pipe, k_pipe, v_pipe);
     });
+    tma_wait_read<0>();
+  }
+}
+
+// Puts together what the blocks of each tile have left of its rows, in the order of their keys: always the same bits.
+// A warp does a row, of which the tile's blocks take turns.
+extern "C" __global__ void __launch_bounds__(128)
+    attention_bf16_d64_combine(const AttentionArgs args) {
+  wait_for_earlier_launches();
+  constexpr int kWidth = 4;  // columns at once
+  constexpr int kHeld = (kMostSplits + 31) / 32;  // results that a lane weighs
+  constexpr int kAtOnce = 10;  // results whose columns are under way together
+  // Of the tiles that were left each has some blocks, which take turns with its rows.
+  const LastTurn turn(int(gridDim.x), args.seqlen_k);
+  if (turn.tiles == 0) return;
+  const int num_blocks = int(gridDim.x) / turn.tiles, nth_left = int(blockIdx.x) / num_blocks;
+  if (nth_left >= turn.tiles) return;
+  const int block = turn.whole + nth_left, split = int(blockIdx.x) % num_blocks;
+  const int first_block = turn.block_of(nth_left * turn.key_tiles);
+  const int num_splits = turn.block_of((nth_left + 1) * turn.key_tiles - 1) - first_block + 1;
+  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, index = block;
+  const int heads = args.num_q_heads;
+  const int nth = index % q_tiles, head_index = index / q_tiles;
+  const int q_tile = kLaterRowsSeeMore ? q_tiles - 1 - nth : nth, batch = head_index / heads;
+  const int head = head_index % heads;
+
+  const int first_row = q_tile * kBr, end_row = min(kBr, args.seqlen_q - first_row);
+  const PartialResult* const results = &result_of(args, first_block + nth_left);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  for (int row = warp * num_blocks + split; row < end_row; row += 4 * num_blocks) {
+    Columns<kWidth> columns[kAtOnce];
+    const auto bring = [&](int first, int n) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const float* const its_row = results[n + i].o + row * kPartialStride;
+        const int x = min(first + lane * kWidth, kDv - kWidth);
+        if (n + i < num_splits) columns[i] = *reinterpret_cast<const Columns<kWidth>*>(its_row + x);
+      }
+    };
+    bring(0, 0);  // while weights are found
+    float weights[kHeld], sums[kHeld], row_max = -kInfinity, row_sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const bool inside = lane + 32 * i < num_splits;
+      const PartialResult& its = results[inside ? lane + 32 * i : 0];
+      weights[i] = inside ? its.row_max[row] : -kInfinity;
+      sums[i] = inside ? sum_of(its, row) : 0.0f;
+      row_max = fmaxf(row_max, weights[i]);
+    }
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+      row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffffu, row_max, distance));
+    }
+    const float base = row_max == -kInfinity ? 0.0f : row_max;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      weights[i] = exp2f(weights[i] - base);
+      row_sum = fmaf(weights[i], sums[i], row_sum);
+    }
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) row_sum += __shfl_xor_sync(0xffffffffu, row_sum, distance);
+    const int its_head = head, position = first_row + row;
+    __nv_bfloat16* const o =
+        args.o + batch * args.o_stride_batch + its_head * args.o_stride_head + position * args.o_stride_row;
+    const bool keeps = trusted(row_max, row_sum);
+    const float inverse = 1.0f / row_sum;
+    if (args.lse != nullptr && lane == 0 && keeps) {
+      float* const lse = args.lse + (1LL * batch * args.num_q_heads + its_head) * args.seqlen_q;
+      lse[position] = (row_max + log2f(row_sum)) * kLn2;
+    }
+    for (int first = 0; first < kDv; first += 32 * kWidth) {
+      const int x = first + lane * kWidth;
+      float outputs[kWidth] = {};
+#pragma unroll
+      for (int n = 0; n < kMostSplits; n += kAtOnce) {
+        if (first + n > 0 && n < num_splits) bring(first, n);
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          if (n + i >= num_splits) break;
+          const float weight = __shfl_sync(0xffffffffu, weights[(n + i) / 32], (n + i) % 32);
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) outputs[j] = fmaf(weight, columns[i].at[j], outputs[j]);
+        }
+      }
+      if (x >= kDv || !keeps) continue;
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) outputs[j] *= inverse;
+      __nv_bfloat16* const target = o + x;
+      *reinterpret_cast<uint2*>(target) = make_uint2(pack(outputs[0], outputs[1]), pack(outputs[2], outputs[3]));
+    }
+    if (!keeps) {
+      recompute_row(args, batch, its_head, position, [&](int x, float value) { o[x] = __float2bfloat16_rn(value); });
+    }
   }
 }
 
@@ -885,25 +1121,30 @@ static cudaError_t encode_map(
   return status == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-// Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
-// suit 16-byte accesses, cudaErrorInvalidValue for a shape or stride the kernel does not serve.
-extern "C" int attention_bf16_d64(const AttentionArgs* args, cudaStream_t stream) {
-  if (args->batch < 0 || args->num_q_heads < 0 || args->num_kv_heads < 1 ||
-      args->num_q_heads % args->num_kv_heads != 0 || args->seqlen_q < 0 || args->seqlen_k < 0) {
-    return cudaErrorInvalidValue;
-  }
-  const long long strides[] = {args->q_stride_batch, args->q_stride_head, args->q_stride_row,
-                               args->k_stride_batch, args->k_stride_head, args->k_stride_row,
-                               args->v_stride_batch, args->v_stride_head, args->v_stride_row,
-                               args->o_stride_batch, args->o_stride_head, args->o_stride_row};
-  for (const long long stride : strides) {
-    if (stride % kVec != 0) return cudaErrorMisalignedAddress;
-  }
-  const void* const pointers[] = {args->q, args->k, args->v, args->o};
-  for (const void* pointer : pointers) {
-    const auto address = reinterpret_cast<unsigned long long>(pointer);
-    if (address % (kVec * sizeof(__nv_bfloat16)) != 0) return cudaErrorMisalignedAddress;
-  }
+// Returns how many bytes args->workspace must have room for.
+extern "C" long long attention_bf16_d64_workspace_bytes(const AttentionArgs* args) {
+  return 4 * (5203968);
+}
+
+// How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
+// itself; the first waits for whatever was launched before the call.
+static cudaLaunchConfig_t configure(unsigned blocks, unsigned threads, size_t smem_bytes, cudaStream_t stream,
+                                    cudaLaunchAttribute& attribute, bool& begun) {
+  attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = begun;
+  begun = true;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = smem_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return config;
+}
+
+static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
   const long long batch = args->batch, num_q_heads = args->num_q_heads;
   const long long seqlen_q = args->seqlen_q;
   const long long blocks = (seqlen_q + kBr - 1) / kBr * num_q_heads * batch;
@@ -935,9 +1176,53 @@ extern "C" int attention_bf16_d64(const AttentionArgs* args, cudaStream_t stream
   const cudaError_t status =
       cudaFuncSetAttribute(attention_bf16_d64_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
-  void* parameters[] = {const_cast<AttentionArgs*>(args), &maps};
-  return cudaLaunchKernel(attention_bf16_d64_kernel, dim3(unsigned(blocks)), dim3(kThreads), parameters,
-                          smem_bytes, stream);
+  const unsigned grid = unsigned(blocks < kMaxBlocks ? blocks : kMaxBlocks);
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(grid, kThreads, smem_bytes, stream, attribute, begun);
+  return cudaLaunchKernelEx(&config, attention_bf16_d64_kernel, *args, maps);
+}
+
+static int launch_combine(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
+  const long long batch = args->batch, num_q_heads = args->num_q_heads;
+  const long long seqlen_q = args->seqlen_q;
+  const long long blocks = (seqlen_q + kBr - 1) / kBr * num_q_heads * batch;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  constexpr size_t smem_bytes = 0;
+  const cudaError_t status =
+      cudaFuncSetAttribute(attention_bf16_d64_combine, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (status != cudaSuccess) return status;
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(unsigned(blocks), 128, smem_bytes, stream, attribute, begun);
+  return cudaLaunchKernelEx(&config, attention_bf16_d64_combine, *args);
+}
+
+// Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
+// suit 16-byte accesses, cudaErrorInvalidValue for a shape or stride the kernel does not serve.
+extern "C" int attention_bf16_d64(const AttentionArgs* args, cudaStream_t stream) {
+  if (args->batch < 0 || args->num_q_heads < 0 || args->num_kv_heads < 1 ||
+      args->num_q_heads % args->num_kv_heads != 0 || args->seqlen_q < 0 || args->seqlen_k < 0) {
+    return cudaErrorInvalidValue;
+  }
+  if (args->workspace == nullptr || reinterpret_cast<unsigned long long>(args->workspace) % 16 != 0) {
+    return cudaErrorInvalidValue;
+  }
+  const long long strides[] = {args->q_stride_batch, args->q_stride_head, args->q_stride_row,
+                               args->k_stride_batch, args->k_stride_head, args->k_stride_row,
+                               args->v_stride_batch, args->v_stride_head, args->v_stride_row,
+                               args->o_stride_batch, args->o_stride_head, args->o_stride_row};
+  for (const long long stride : strides) {
+    if (stride % kVec != 0) return cudaErrorMisalignedAddress;
+  }
+  const void* const pointers[] = {args->q, args->k, args->v, args->o};
+  for (const void* pointer : pointers) {
+    const auto address = reinterpret_cast<unsigned long long>(pointer);
+    if (address % (kVec * sizeof(__nv_bfloat16)) != 0) return cudaErrorMisalignedAddress;
+  }
+  bool begun = false;  // by a launch
+  if (const int status = launch_kernel(args, stream, begun)) return status;
+  if (const int status = launch_combine(args, stream, begun)) return status;
+  return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"pack_heads": false, "br": 256, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 64, "persistent": false, "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "powers": "rounded", "score_type": "f32", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 3, "v_stages": 3, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64", "launches": [{"threads": 640, "smem_bytes": 82944, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "485564b06d950bad", "figures": [1398, 941]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"pack_heads": false, "br": 256, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 64, "persistent": true, "last_turn": "shared", "q_stages": 1, "o_apart": true, "p_in_shared": false, "weights": "f16", "values": "in_place", "powers": "rounded", "score_type": "f32", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 3, "v_stages": 3, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64", "launches": [{"threads": 640, "smem_bytes": 115712, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "shares_turn": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "combine", "shares_turn": true, "dependent": true}], "digest": "ccee98d47488f1fe", "figures": [1614, 995]}

@@ -103,6 +103,7 @@ KERNELS: tuple[Tuned, ...] = (
             "split": "in_place",
             "bc": 64,
             "persistent": True,
+            "last_turn": "whole",
             "q_stages": 1,
             "o_apart": False,
             "p_in_shared": False,

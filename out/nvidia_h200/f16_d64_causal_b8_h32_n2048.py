@@ -104,6 +104,7 @@ KERNELS: tuple[Tuned, ...] = (
             "split": "in_place",
             "bc": 64,
             "persistent": True,
+            "last_turn": "whole",
             "q_stages": 2,
             "o_apart": False,
             "p_in_shared": False,

@@ -107,6 +107,7 @@ KERNELS: tuple[Tuned, ...] = (
             "split": "in_front",
             "bc": 32,
             "persistent": False,
+            "last_turn": "whole",
             "q_stages": 1,
             "o_apart": False,
             "p_in_shared": False,

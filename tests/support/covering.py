@@ -84,13 +84,16 @@ UNTURNED: dict[str, Any] = {
     "promotion": "tiles",
 }
 WITHOUT_PAGES: dict[str, Any] = {"copiers": 1}
+#: Where no more tiles are than a card has multiprocessors: turns have tests of their own.
+WHOLE_TURNS: dict[str, Any] = {"last_turn": "whole"}
 #: What no legal `Wgmma` of 16 bits with plain scores has otherwise: hardly one of a million has all of it.
 OF_16_BITS: dict[str, Any] = {"weights": "f16", "tangent": "polynomial", "split_by": "rows"}
-OF_16_BITS |= {**UNSCORED, **SPLIT_IN_PLACE, **UNTURNED, **WITHOUT_PAGES}
+OF_16_BITS |= {**UNSCORED, **SPLIT_IN_PLACE, **UNTURNED, **WITHOUT_PAGES, **WHOLE_TURNS}
 #: The same of float32 in parts that blocks split themselves.
 OF_PARTS: dict[str, Any] = dict.fromkeys(("o_apart", "p_in_shared", "q_in_registers", "pack_heads"), False)
 OF_PARTS |= {"poly_exp": 0, "tail": 0, "splits": 1, "cluster": 1, "cluster_over": "rows", "weights": "f16"}
-OF_PARTS |= {"tangent": "polynomial", **UNSCORED, **SPLIT_IN_PLACE, **UNTURNED, **WITHOUT_PAGES}
+OF_PARTS |= {"tangent": "polynomial", **UNSCORED, **SPLIT_IN_PLACE, **UNTURNED}
+OF_PARTS |= {**WITHOUT_PAGES, **WHOLE_TURNS}
 #: By warps, in multiples of eight: less than a step, half a step, whole ones, several of each kind.
 MMA_E4M3_HEAD_DIMS = ((8, 8), (16, 24), (48, 80), (64, 64), (72, 40), (128, 128), (96, 208), (192, 32))
 #: Of float32 in parts: less than a step, chunks of both kinds, split together, apart and read twice.
@@ -334,7 +337,7 @@ def mma_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]:
 
 def wgmma_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]:
     """As `mma_settings`, for kernels of warpgroups; none for a card without them."""
-    held = {"weights": "f16", **UNSCORED, **SPLIT_IN_PLACE, **UNTURNED, **WITHOUT_PAGES}
+    held = {"weights": "f16", **UNSCORED, **SPLIT_IN_PLACE, **UNTURNED, **WITHOUT_PAGES, **WHOLE_TURNS}
     return cover(Wgmma, cards, WGMMA_NUMBERS, WGMMA_HEAD_DIMS, loose=WGMMA_LOOSE, held=held, seed=seed)
 
 
@@ -342,7 +345,7 @@ def e4m3_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting]
     """As `wgmma_settings`, of eight bits."""
     held = {"p_in_shared": False, "cluster_over": "rows", "cluster": 1, "tail": 0}
     held |= {"pack_heads": False, "splits": 1, "weights": "f16", "powers": "rounded", "score_type": "f32"}
-    held |= {"promotion": "tiles", **UNSCORED, **SPLIT_IN_PLACE, **WITHOUT_PAGES}
+    held |= {"promotion": "tiles", **UNSCORED, **SPLIT_IN_PLACE, **WITHOUT_PAGES, **WHOLE_TURNS}
     return cover(Wgmma, cards, [("e4m3", "auto")], E4M3_HEAD_DIMS, loose=WGMMA_LOOSE, held=held, seed=seed)
 
 
@@ -357,7 +360,7 @@ def parts_settings(cards: Sequence[DeviceLimits], seed: int = 0) -> list[Setting
     """As `wgmma_settings`, of float32 in parts, which changes nothing about the order of tiles."""
     held = {"o_apart": False, "p_in_shared": False, "q_in_registers": False, "poly_exp": 0, "tail": 0}
     held |= {"cluster_over": "rows", "cluster": 1, "pack_heads": False, "splits": 1, "weights": "f16"}
-    held |= {**UNSCORED, **SPLIT_IN_PLACE, **UNTURNED, **WITHOUT_PAGES}
+    held |= {**UNSCORED, **SPLIT_IN_PLACE, **UNTURNED, **WITHOUT_PAGES, **WHOLE_TURNS}
     # Weights of more keys, in two parts, fit no registers.
     without = {("bc", 224), ("bc", 256)}
     numbers, loose = [("f32", "3xf16")], WGMMA_LOOSE | {"section"}

@@ -38,6 +38,7 @@ LEFT_TO_EMULATED_CARDS = {
     "score_type",
     "promotion",
     "copiers",
+    "last_turn",
 }
 
 

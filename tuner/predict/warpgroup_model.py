@@ -241,6 +241,8 @@ def _query_tiles_of_the_last(work: GroupWork, problem: Problem, slots: int) -> f
     query_tiles = len(work.walks)
     share = query_tiles * work.heads / slots
     lengths = tuple(walk + ENDS for walk in work.walks)
+    if work.shares_turn:
+        return share
     if work.stays and (work.is_even or problem.layout.is_packed or problem.scores.begins):
         # Where they differ in length, those who took the longest take the shortest next.
         turns = query_tiles if work.is_even else ceil(query_tiles / 2)

@@ -90,6 +90,19 @@ class AdvisedParameters(RuledParameters):
             return f"bc={self.bc}: {keys} keys are no tile for each of {shares} shares"
         return splits_too_little(self.workspace_splits, self.bc, keys, problem)
 
+    @rule("shares of keys", after="bc", advisory=True)
+    def _last_turns_leave_blocks_idle(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if not self.shares_last_turn():
+            return None
+        tiles, blocks = self._blocks_alone(problem), limits.blocks_at_once(self.min_blocks, 1)
+        left = tiles % blocks
+        if tiles < blocks or not 0 < left < FILLED * blocks:
+            return f"last_turn=shared: {tiles} tiles leave {left} of {blocks} blocks a last one"
+        keys = self.keys_walked(problem)
+        if keys < MANY_TILES * self.bc:
+            return f"last_turn=shared: {keys} keys are too few for what putting results together takes"
+        return None
+
     @rule("short sequence", after="br", advisory=True)
     def _rows_are_used(self, problem: Problem, limits: DeviceLimits) -> str | None:
         # No tile has fewer rows than a warpgroup.

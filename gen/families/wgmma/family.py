@@ -15,7 +15,8 @@ several (``copiers``): a warp asks for boxes one after the other.
 Few query rows fill tiles with those of all heads that share keys (``pack_heads``), which lie apart, so that
 threads read and write them; and where there are few tiles, ``splits`` blocks, a cluster, share the keys of
 each: what they make of the rows is put together through their shared memory. Or ``workspace_splits`` of no
-cluster do, as many as fill the card, which leave that in memory for a launch more.
+cluster do, as many as fill the card, which leave that in memory for a launch more. Of many tiles that fill no
+whole number of turns, all blocks may share the keys of the last ones in the same way (``last_turn``).
 
 Scores of e4m3 are products of eight bits, at twice the rate. Its values come as they are and are turned
 into f16, exactly, by the producer's warps that have nothing to copy: wgmma reads no eight bits by rows of
@@ -50,6 +51,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ...expression import Constant, loads_of
+from ...handover.split_keys import MOST_BLOCKS_OF_TILE, MOST_SHARES_OF_TURN
 from ...handover.split_tiles import (
     ARRAYS_OF_OUTPUTS,
     TILE_ROWS,
@@ -164,6 +166,7 @@ class Wgmma(AdvisedParameters):
             packed=problem.layout.is_packed,
             workspace_splits=self.workspace_splits,
             wanted_blocks=self.wanted_by_plan(problem, limits),
+            shares_turn=self.shares_last_turn(),
         )
 
     def launches_in_front(self, problem: Problem) -> tuple[Launch, ...]:
@@ -236,7 +239,9 @@ class Wgmma(AdvisedParameters):
             "partial_stride": self.partial_stride(problem),
             "partial_width": 4,
             "partial_floats": self.partial_floats(problem),
-            "shares_keys": self.key_shares() > 1,
+            "shares_keys": self.key_shares() > 1 or self.shares_last_turn(),
+            "most_shares_of_turn": MOST_SHARES_OF_TURN,
+            "most_blocks_of_tile": MOST_BLOCKS_OF_TILE,
             "writes_rows": self.writes_rows(problem),
             "producer_registers": producer_registers(self, problem, limits) if shares else 0,
             "consumer_registers": consumer_registers(self, problem, limits) if shares else 0,

@@ -23,6 +23,7 @@ OVERLAPPED, CHAINED = "overlapped", "chained"
 F16, E4M3 = "f16", "e4m3"
 ROWS, HEADS, TILES = "rows", "heads", "tiles"
 IN_PLACE, IN_FRONT = "in_place", "in_front"
+WHOLE, SHARED = "whole", "shared"
 SEGMENTS = "segments"
 ROUNDED, STRAIGHT = "rounded", "straight"
 F32 = "f32"
@@ -60,6 +61,12 @@ class Parameters(Variant):
     )
     bc: int = param(128, 64, 80, 96, 112, 144, 160, 176, 192, 208, 224, 256, 16, 32, 48, doc="keys per tile")
     persistent: bool = param(True, False, doc="blocks stay for several tiles")
+    last_turn: str = param(
+        WHOLE,
+        SHARED,
+        doc="tiles left for fewer blocks than stay: one takes each, or all share their keys evenly",
+        implied=True,
+    )
     q_stages: int = param(1, 2, doc="Q tiles in shared memory: 2 bring the next one early")
     o_apart: bool = param(
         False, True, doc="outputs leave by room of their own, beside which the next Q comes", implied=True
@@ -241,6 +248,9 @@ class Parameters(Variant):
 
     def wanted_blocks(self, limits: DeviceLimits) -> int:
         return limits.num_sms * self.min_blocks
+
+    def shares_last_turn(self) -> bool:
+        return self.last_turn == SHARED
 
     def partial_floats(self, problem: Problem) -> int:
         """Returns the floats of a partial result: of each row outputs, sums of four lanes, the maximum."""

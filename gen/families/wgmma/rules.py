@@ -330,6 +330,28 @@ class RuledParameters(Parameters):
             return f"{self._sharing()}: each block leaves one result, where its number says"
         return None
 
+    @rule("combination", after="last_turn")
+    def _last_turns_are_shared_evenly(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if not self.shares_last_turn():
+            return None
+        if not self.persistent:
+            return "last_turn=shared: blocks of one tile have no turns"
+        if not problem.scores.is_plain or not problem.scores.all_rows_alike or problem.layout != DENSE:
+            return "last_turn=shared: made for rows that see all keys of arrays of one length"
+        if ITEM_BYTES[problem.dtype] != 2:
+            return f"last_turn=shared: not made for {problem.dtype}"
+        if self.key_shares() > 1:
+            return f"last_turn=shared: blocks share the keys of all tiles already ({self._sharing()})"
+        return None
+
+    @rule("combination", after="cluster")
+    def _clusters_have_whole_turns(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        together = self.cluster * self.bias_heads
+        if self.shares_last_turn() and (together > 1 or self.pack_heads):
+            what = "pack_heads=True" if self.pack_heads else f"cluster={together}"
+            return f"{what}: last_turn=shared is for blocks with a tile of one head each"
+        return None
+
     @rule("combination", after="o_apart")
     def _packed_queries_have_one_place(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if self.pack_heads and self.q_stages > 1:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ...handover.reach import mean_tiles_in_reach, reaches_of_heads, work_in_front
+from ...handover.split_keys import MOST_SHARES_OF_TURN
 from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...scored_tiles.arrays import met_by
@@ -123,10 +124,12 @@ class GroupWork(Work):
     partial_bytes: float = 0.0
     """Bytes that a block reads of others' shared memory where they share keys."""
     left_bytes: float = 0.0
-    """Bytes that a block leaves for another launch, which puts together what blocks with the same rows made
-    of shares of the keys."""
-    shares: int = 1
+    """Bytes that a block leaves, for each query tile on average, for another launch, which puts together what
+    blocks with the same rows made of shares of the keys."""
+    shares: float = 1
     """Blocks that leave something for the same rows."""
+    shares_turn: bool = False
+    """Whether blocks that stay share the tiles of a last turn evenly."""
     split_rounds: float = 0.0
     """Rounds of eight reads, by a lane of the busiest warp that splits float32, for a tile of keys and one of
     values."""
@@ -241,8 +244,7 @@ def wgmma_work(variant: Wgmma, problem: Problem, limits: DeviceLimits) -> GroupW
         bytes_ahead=item * bc * (problem.head_dim * variant.k_stages + dv * variant.v_stages)
         if variant.pack_heads or variant.key_shares() > 1
         else None,
-        left_bytes=variant.left_bytes(problem),
-        shares=variant.workspace_splits,
+        **_left(variant, problem, limits, walks),
         asked_slots=asked.ffma + asked.alu + asked.exp + asked.accesses,
         asked_functions=asked.exp,
         asked_wavefronts=asked.wavefronts * GROUP / WARP,
@@ -311,6 +313,22 @@ def _interval(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
 
     values = laid_over(typical_values(problem), {BATCH.name: 0})
     return problem.scores.interval(np.arange(problem.seqlen_q), problem.seqlen_q, problem.seqlen_k, values)
+
+
+def _left(
+    variant: Wgmma, problem: Problem, limits: DeviceLimits, walks: tuple[int, ...]
+) -> dict[str, Any]:
+    """`GroupWork.left_bytes`, `GroupWork.shares` and `GroupWork.shares_turn`."""
+    if not variant.shares_last_turn():
+        return {"left_bytes": variant.left_bytes(problem), "shares": variant.workspace_splits}
+    tiles, blocks = len(walks) * heads_alike(problem), limits.blocks_at_once(variant.min_blocks, 1)
+    left = tiles % min(tiles, blocks)
+    results = min(blocks, MOST_SHARES_OF_TURN * left) + left
+    return {
+        "left_bytes": 4.0 * variant.partial_floats(problem) * results / tiles,
+        "shares": results / max(1, left),
+        "shares_turn": True,
+    }
 
 
 def _partial_bytes(variant: Wgmma, problem: Problem) -> float:

@@ -51,6 +51,7 @@ HELD = {
     "score_type": "f32",
     "promotion": "tiles",
     "copiers": 1,
+    "last_turn": "whole",
     **dict.fromkeys(("pack_heads", "p_in_shared"), False),
     **dict.fromkeys(("splits", "workspace_splits", "cluster"), 1),
     "cluster_over": "rows",

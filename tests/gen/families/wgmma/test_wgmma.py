@@ -94,6 +94,7 @@ def test_the_cover_leaves_nothing_out():
         "score_type",
         "promotion",
         "copiers",
+        "last_turn",
     )
     chosen = [p for p in Wgmma.parameters() if p.name not in others]
     choices = {(p.name, choice) for p in chosen for choice in p.choices}
