@@ -23,6 +23,8 @@ LISTS_ROLE = "lists"
 PLAN_ROLE = "plan"
 #: The role of the launch that writes new keys and values into caches.
 APPEND_ROLE = "append"
+#: The role of the launch that says nobody has handed on anything, where blocks share the keys of a last turn.
+CLEAR_ROLE = "clear"
 #: The role of the launch that puts together what blocks have left of shares of the keys.
 COMBINE_ROLE = "combine"
 #: Of the backward pass: the role of the launch that makes what each row of it shares, and of that which makes
@@ -108,7 +110,7 @@ class Launch:
     ``wanted_blocks``, which fill the card, unless there are more tiles.
 
     With ``shares_turn`` the blocks that ``max_blocks`` leaves share the keys of the tiles that are too few
-    for another turn of theirs, and leave what they make of those in memory, too.
+    for another turn of theirs.
 
     A ``dependent`` one may begin before the launch in front of it in the same call has ended, and waits for
     that itself before it reads what others have written (`in_turn`).
@@ -141,11 +143,6 @@ class Launch:
     wanted_blocks: int = 0
     shares_turn: bool = False
     dependent: bool = False
-
-    @property
-    def leaves_results(self) -> bool:
-        """Whether blocks leave in memory what their share of the keys makes of some rows."""
-        return self.workspace_splits > 1 or self.shares_turn
 
     @property
     def smem_alignment(self) -> int:

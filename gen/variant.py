@@ -13,6 +13,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any, ClassVar, Self, TypeVar
 
+from .handover.last_turn import clear_launch
 from .handover.plan import Plan
 from .handover.reach import LEFT_OUT, reach_launches, reach_regions
 from .handover.split_keys import combine_launch, workspace_of_splits
@@ -244,7 +245,9 @@ class Variant:
         main = self.launch(problem, limits)
         if problem.append is not None:
             before.insert(0, problem.append.launch(main))
-        behind = [combine_launch(main)] if main.leaves_results else []
+        if main.shares_turn:
+            before.append(clear_launch(main))
+        behind = [combine_launch(main)] if main.workspace_splits > 1 else []
         return (*before, *self.launches_in_front(problem), main, *behind)
 
     def launches_in_front(self, problem: Problem) -> tuple[Launch, ...]:
@@ -268,7 +271,7 @@ class Variant:
         """Returns the same of a kernel with such a main launch."""
         if self.leaves_far_keys_out:
             return Workspace(reach_regions())
-        if not main.leaves_results:
+        if main.workspace_splits == 1:
             return None
         return workspace_of_splits(main, self.partial_floats(problem))
 

@@ -3,17 +3,12 @@
 Each block leaves what its range of keys makes of the rows in the kernel's workspace, in a place of its own;
 another launch, of as many blocks, puts together what the blocks of a tile have left, always in the same
 order. Of packed sequences the plan says how many blocks share the keys of each.
-
-Blocks that stay for several tiles may do so in their last turn alone, where fewer tiles are left than there
-are blocks: each takes as many tiles of keys, from where the one before it ends, of one tile of rows or of
-two (Osama et al. 2023, "Stream-K").
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from ..expression import Constant
 from ..launch import COMBINE_ROLE, Launch
 from ..limits import WARP, DeviceLimits
 from ..problem import Problem
@@ -25,37 +20,28 @@ COMBINE_WARPS = (4, 16)
 FILLING_BLOCKS, ENOUGH_BLOCKS = 2, 8
 #: The most blocks that may share the keys of a tile.
 MOST_SPLITS = 64
-#: The most blocks for each tile of a last turn, and how many may then have some of its keys: two of them
-#: others' as well.
-MOST_SHARES_OF_TURN = 8
-MOST_BLOCKS_OF_TILE = MOST_SHARES_OF_TURN + 2
 #: The region of the workspace that holds them.
 PARTIAL_RESULTS = "partial_results"
 
 
 def combine_launch(main: Launch) -> Launch:
-    """Returns the launch that puts together what the blocks of ``main`` leave: as many blocks, of those that
-    stay as many as there are tiles."""
-    return replace(
-        main, threads=_combine_threads(main), smem_bytes=0, tensor_maps=(), max_blocks=None, role=COMBINE_ROLE
-    )
+    """Returns the launch that puts together what the blocks of ``main`` leave."""
+    return replace(main, threads=_combine_threads(main), smem_bytes=0, tensor_maps=(), role=COMBINE_ROLE)
 
 
 def _combine_threads(main: Launch) -> int:
     """Threads of one of its blocks: a warp for each of the rows that it does, where the number of blocks that
     do a tile's is known, as far as there may be so many."""
     least, most = COMBINE_WARPS
-    if main.shares_turn:
-        return WARP * least
     rows = least if main.packed else -(-(main.rows_per_block or 1) // main.workspace_splits)
     return WARP * min(most, max(least, 1 << (rows - 1).bit_length()))
 
 
 def workspace_of_splits(main: Launch, floats: int) -> Workspace:
-    """Returns the workspace of kernels whose blocks leave ``floats`` 32-bit words each; those that share a
-    last turn up to two for each, as they may have keys of one tile and of the next."""
-    results = Constant(2 * (main.max_blocks or 0)) if main.shares_turn else main.blocks
-    return Workspace((Region(PARTIAL_RESULTS, results * floats, "what each block's keys make of its rows"),))
+    """Returns the workspace of kernels whose blocks leave ``floats`` 32-bit words each."""
+    return Workspace(
+        (Region(PARTIAL_RESULTS, main.blocks * floats, "what each block's keys make of its rows"),)
+    )
 
 
 def no_need_to_split(

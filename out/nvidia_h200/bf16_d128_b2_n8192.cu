@@ -9,8 +9,8 @@
 //   bc = 64                    keys per tile
 //   persistent = true          blocks stay for several tiles
 //   q_stages = 1               Q tiles in shared memory: 2 bring the next one early
-//   k_stages = 4               K tiles in shared memory
-//   v_stages = 4               V tiles in shared memory
+//   k_stages = 3               K tiles in shared memory
+//   v_stages = 3               V tiles in shared memory
 //   schedule = chained         the next scores: before these outputs, or behind them
 //   q_in_registers = false     keep Q in registers, which relieves shared memory
 //   order_of_groups = products what warpgroups do in turns: nothing, products, exponentials
@@ -21,8 +21,8 @@
 //   last_turn = shared         tiles left for fewer blocks than stay: one takes each, or all share their keys evenly
 //   o_apart = true             outputs leave by room of their own, beside which the next Q comes
 //
-// Measured on NVIDIA H200, batch 2, 16 heads, 8192 rows, without a mask: 1.472 ms (median), spread 0.9 %,
-// 747.2 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 2.3e-03.
+// Measured on NVIDIA H200, batch 2, 16 heads, 8192 rows, without a mask: 1.46 ms (median), spread 1.0 %,
+// 753.2 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 2.4e-03.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -34,7 +34,7 @@
 //
 //     flashgen emit bf16_d128_b2_n8192.cu \
 //         --device h200 --dtype bf16 --d 128 --batch 2 --seqlen 8192 --family wgmma --set br=192 \
-//         --set bc=64 --set persistent=true --set q_stages=1 --set k_stages=4 --set v_stages=4 \
+//         --set bc=64 --set persistent=true --set q_stages=1 --set k_stages=3 --set v_stages=3 \
 //         --set schedule=chained --set q_in_registers=false --set order_of_groups=products \
 //         --set rescale=lazy --set poly_exp=0 --set section=1 --set min_blocks=1 --set last_turn=shared \
 //         --set o_apart=true
@@ -83,11 +83,11 @@ constexpr int kBc = 64;  // keys per tile
 constexpr int kConsumers = 3;  // warpgroups that compute, beside the producer
 constexpr int kWarpgroup = 128;  // threads of a warpgroup
 constexpr int kThreads = 512;
-constexpr int kMostShares = 8;  // of a tile of a last turn, as blocks count them
-constexpr int kMostSplits = 10;  // blocks with keys of such a tile
-constexpr int kPartialStride = 136;  // of outputs, as floats
+constexpr int kMostShares = 8;  // of an item of the last turn
+constexpr int kAllTiles = 0x7fffffff;
+constexpr bool kHaveRegisters = kD + kDv <= 256;  // whether consumers may keep what finds tiles sooner
 constexpr int kMaxBlocks = 132;  // that NVIDIA H200 runs at once, each of which takes several tiles
-constexpr int kKStages = 4, kVStages = 4;  // tiles of K and of V in shared memory
+constexpr int kKStages = 3, kVStages = 3;  // tiles of K and of V in shared memory
 constexpr int kQStages = 1;  // Q tiles in shared memory
 
 // A tile in shared memory is made of chunks of 64 columns, whose rows of 128 bytes are swizzled.
@@ -125,15 +125,7 @@ struct SharedStorage {
   Barrier q_full[kQStages][kConsumers], q_empty[kQStages];
   Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
 };
-
-// What some of the keys make of the block's rows: outputs before their division, sums by four lanes, maxima.
-struct PartialResult {
-  alignas(16) float o[kBr * kPartialStride];
-  float row_sum[kBr][4];
-  float row_max[kBr];
-};
-
-static_assert(sizeof(SharedStorage) == 230400, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 197632, "the size that pruning counted on");
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
@@ -239,6 +231,29 @@ __device__ __forceinline__ void tma_commit() {
 template <int kGroups>
 __device__ __forceinline__ void tma_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(kGroups) : "memory");
+}
+
+// Makes the compiler forget what it knows of a value: it then works out what follows from it where that is needed,
+// rather than once and for all in a register each.
+__device__ __forceinline__ void forget(int& value) {
+  asm volatile("" : "+r"(value));
+}
+
+// Waits until another block has left `number` there. What it did before can be seen then, by the copy engine too.
+__device__ __forceinline__ void wait_for_number(const int* place, int number) {
+  int there;
+  do {
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(there) : "l"(__cvta_generic_to_global(place)) : "memory");
+  } while (there != number);
+  asm volatile("fence.proxy.async.global;" : : : "memory");
+}
+
+// Leaves a number for whoever waits for it.
+__device__ __forceinline__ void leave_number(int* place, int number) {
+  asm volatile("st.release.gpu.global.s32 [%0], %1;"
+               :
+               : "l"(__cvta_generic_to_global(place)), "r"(number)
+               : "memory");
 }
 
 // Changes how many registers a thread of this warpgroup has, whose four warps all call it.
@@ -377,49 +392,58 @@ struct PipelineState {
   }
 };
 
-// A block's range of a tile's keys, as tiles of them, and the place of what it makes of the rows: negative where it has
-// all keys.
+// A block's range of a tile's keys, as tiles of them. Who has the last keys takes over what others make of the rows:
+// from this block, which `hands_on`, or it has the last ones itself, and as many blocks before it are `givers`.
 struct Share {
-  int first_tile, last_tile, place;
+  int first_tile, last_tile, givers;
+  bool hands_on;
 };
 
-// The last turn of blocks that stay, where fewer tiles of rows are left than there are blocks: their tiles of keys, one
-// behind the other, are shared out evenly (Osama et al., "Stream-K", 2023).
-struct LastTurn {
-  int whole, tiles, takers, key_tiles;  // tiles of whole turns, those left; blocks with a share; of keys for each tile
+// How many tiles of keys some row of a tile sees: of rows that see none, one without keys.
+__device__ __forceinline__ int count_key_tiles(const AttentionArgs& args, int q_tile) {
+  int end_key = args.seqlen_k;
+  if (kCausal) end_key = max(0, min(end_key, (q_tile + 1) * kBr + args.seqlen_k - args.seqlen_q));
+  forget(end_key);
+  return max(1, (end_key + kBc - 1) / kBc);
+}
 
-  __device__ __forceinline__ LastTurn(int num_tiles, int seqlen_k) : key_tiles(max(1, (seqlen_k + kBc - 1) / kBc)) {
-    const int blocks = min(num_tiles, kMaxBlocks);
-    tiles = num_tiles % blocks;
-    whole = num_tiles - tiles;
-    takers = max(1, min(blocks, tiles * min(key_tiles, kMostShares)));
+// The last turn of blocks that stay, where fewer items are left than there are blocks: their tiles of keys, one behind
+// the other, are shared out evenly (Osama et al., "Stream-K", 2023).
+struct LastTurn {
+  int key_tiles;     // that there is room for in each item
+  int takers;        // blocks with a share
+  int share, extra;  // tiles of keys of each, and how many have one more
+
+  __device__ __forceinline__ LastTurn(const AttentionArgs& args, int q_tiles, int items, int blocks) {
+    key_tiles = count_key_tiles(args, q_tiles - 1);
+    if (kLaterRowsSeeMore) {
+      // As much for each pair as any has: one of the first two, but for rounding.
+      const int first = key_tiles + count_key_tiles(args, 0);
+      key_tiles = max(first, count_key_tiles(args, q_tiles - 2) + count_key_tiles(args, 1)) + 2;
+    }
+    takers = max(1, min(blocks, items * min(key_tiles, kMostShares)));
+    share = items * key_tiles / takers;
+    extra = items * key_tiles % takers;
   }
 
   // The first of all tiles of keys that a block has, and, of one of these, the block that has it.
   __device__ __forceinline__ int begin(int block) const {
-    return int(1LL * tiles * key_tiles * min(block, takers) / takers);
+    return min(block, takers) * share + min(block, extra);
   }
   __device__ __forceinline__ int block_of(int key_tile) const {
-    return int((1LL * (key_tile + 1) * takers - 1) / (tiles * key_tiles));
-  }
-
-  // A block's share from one of all tiles of keys on, as far as `end`, which it moves on; and of which tile of rows.
-  __device__ __forceinline__ Share take(int& key_tile, int end, int& tile) const {
-    const int nth = key_tile / key_tiles, before = nth * key_tiles, first = key_tile - before;
-    key_tile = min(end, before + key_tiles);
-    tile = whole + nth;
-    return {first, key_tile - before, int(blockIdx.x) + nth};  // places grow with keys
+    const int longer = extra * (share + 1);
+    return key_tile < longer ? key_tile / (share + 1) : extra + (key_tile - longer) / share;
   }
 };
 
 // The work of one block at a time: kBr query rows of one head, and all keys or a share of them.
 struct Tile {
   int first_row, head, batch;
-  int place;  // of what a share of the keys makes of the rows, negative where the block has all of them
+  Share share;
   int first_tile, last_tile;  // of keys: this block's range of those that some row sees
 
   __device__ __forceinline__ Tile(const AttentionArgs& args, int q_tile, int head, int batch, const Share& share)
-      : head(head), batch(batch), place(share.place) {
+      : head(head), batch(batch), share(share) {
     first_row = q_tile * kBr;
     int end_key = args.seqlen_k;
     if (kCausal) end_key = max(0, min(end_key, first_row + kBr + args.seqlen_k - args.seqlen_q));
@@ -447,21 +471,84 @@ struct Divisor {
   }
 };
 
-// The tiles of a block that stays: one in each whole turn, then its share of those that are left.
-template <typename Work>
+// A tile of rows that a block has next, and its share of the keys.
+struct NextTile {
+  int q_tile, head, batch;
+  Share share;
+};
+
+// How many tiles of an item a block passes with this one, of which `first` is done last: the one in the middle is both.
+__device__ __forceinline__ int tiles_passed(int q_tile, int first, int done) {
+  return kLaterRowsSeeMore && done % 2 == 0 && q_tile == first ? 2 : 1;
+}
+
+// Finds it. `done` are the tiles of whole turns before, those of an item in each; in the last turn, as a complement, up
+// to where the block still has its share: from the end back, so that what it hands on is there before it takes over.
+__device__ __forceinline__ bool find_tile(const AttentionArgs& args, int& done, NextTile& next) {
+  // Worked out anew each time, lest it keep registers from the work on tiles.
+  int blocks = gridDim.x, q_tiles = (args.seqlen_q + kBr - 1) / kBr;
+  forget(blocks);
+  forget(q_tiles);
+  const unsigned num_heads = args.num_q_heads, of_head = kLaterRowsSeeMore ? unsigned(q_tiles + 1) / 2 : q_tiles;
+  const unsigned num_items = of_head * num_heads * args.batch;
+  const int turns = num_items / unsigned(blocks), nth_turn = kLaterRowsSeeMore ? done / 2 : done;
+  // Says where an item is, and which one of its head.
+  const auto place = [&](unsigned item) {
+    const unsigned head = item / of_head;
+    next.batch = head / num_heads;
+    next.head = head - next.batch * num_heads;
+    return int(item - head * of_head);
+  };
+  next.share = {0, kAllTiles, 0, false};
+  if (done >= 0 && nth_turn < turns) {
+    const int first = place(nth_turn * blocks + blockIdx.x), last = kLaterRowsSeeMore ? q_tiles - 1 - first : first;
+    next.q_tile = kLaterRowsSeeMore && done % 2 == 1 ? first : last;
+    done += tiles_passed(next.q_tile, first, done);
+    return true;
+  }
+  const LastTurn turn(args, q_tiles, int(num_items) - turns * blocks, blocks);
+  const int begin = turn.begin(blockIdx.x);
+  const int end = done < 0 ? ~done : turn.begin(blockIdx.x + 1);
+  if (begin >= end) return false;
+  const int nth = (end - 1) / turn.key_tiles, before = nth * turn.key_tiles;
+  const int first = place(turns * blocks + nth), last = kLaterRowsSeeMore ? q_tiles - 1 - first : first;
+  // The last tile's keys come before those of the first.
+  const int of_last = count_key_tiles(args, last);
+  const bool takes_first = kLaterRowsSeeMore && end > before + of_last;
+  next.q_tile = takes_first ? first : last;
+  const int from = before + (takes_first ? of_last : 0), from_own = max(begin, from);
+  const int tiles = takes_first && first == last ? 0 : count_key_tiles(args, next.q_tile);
+  next.share.first_tile = from_own - from;
+  next.share.last_tile = min(end - from, tiles);
+  next.share.hands_on = next.share.last_tile < tiles;
+  if (!next.share.hands_on && from_own > from) next.share.givers = int(blockIdx.x) - turn.block_of(from);
+  done = ~from_own;
+  return true;
+}
+
+// The tiles of a block that stays: those of an item in each whole turn, then its share of what is left.
+template <bool kHasRegisters, typename Work>
 __device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const Work& work) {
   const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, num_heads = args.num_q_heads;
-  const Divisor tiles(q_tiles), heads(num_heads);
-  const LastTurn turn(q_tiles * num_heads * args.batch, args.seqlen_k);
-  int next = blockIdx.x, key_tile = turn.begin(blockIdx.x);
-  const int end = turn.begin(blockIdx.x + 1);
-  while (next < turn.whole || key_tile < end) {
-    int tile = next, q_tile, head;
-    const bool is_whole = next < turn.whole;
-    const Share share = is_whole ? Share{0, turn.key_tiles, -1} : turn.take(key_tile, end, tile);
-    if (is_whole) next += gridDim.x;
-    const int batch = heads.divide(tiles.divide(tile, q_tile), head);
-    work(Tile(args, q_tile, head, batch, share));
+  const Divisor items(kLaterRowsSeeMore ? (q_tiles + 1) / 2 : q_tiles);  // of one head
+  const Divisor heads(num_heads);  // of one batch
+  const int num_items = items.value * num_heads * args.batch, whole = num_items - num_items % int(gridDim.x);
+  int done = 0;
+  while (true) {
+    NextTile next;
+    const int item = (kLaterRowsSeeMore ? done / 2 : done) * int(gridDim.x) + int(blockIdx.x);
+    if (kHasRegisters && done >= 0 && item < whole) {
+      // Sooner than by `find_tile`.
+      int first;
+      next.batch = heads.divide(items.divide(item, first), next.head);
+      next.q_tile = kLaterRowsSeeMore && done % 2 == 0 ? q_tiles - 1 - first : first;
+      next.share = {0, kAllTiles, 0, false};
+      done += tiles_passed(next.q_tile, first, done);
+    } else if (!find_tile(args, done, next)) {
+      break;
+    }
+    // There may be none in what is left.
+    if (next.share.first_tile < next.share.last_tile) work(Tile(args, next.q_tile, next.head, next.batch, next.share));
   }
 }
 
@@ -714,39 +801,56 @@ __device__ __forceinline__ Element& staged_output(OChunk* staged, int row, int x
   return staged[x / kChunk][row * kChunk + (x % kChunk / 8 ^ row % 8) * 8 + x % 8];
 }
 
-static_assert(sizeof(PartialResult) == 4 * 27072, "the size that the workspace is counted by");
-
-// Neighbouring columns, moved by one access.
-template <int N>
-struct alignas(4 * N) Columns {
-  float at[N];
-};
-
-// Where a block leaves what its keys make of its rows. Those of the blocks that share a tile's keys are neighbours.
-__device__ __forceinline__ PartialResult& result_of(const AttentionArgs& args, int block) {
-  return reinterpret_cast<PartialResult*>(args.workspace)[block];
+// Where a warpgroup leaves that it has handed on what it had to: 1, or 0.
+__device__ __forceinline__ int* handed_number(const AttentionArgs& args, int block, int consumer) {
+  return reinterpret_cast<int*>(args.workspace) + block * kConsumers + consumer;
 }
 
-__device__ __forceinline__ float sum_of(const PartialResult& result, int row) {
-  const float (&sums)[4] = result.row_sum[row];
-  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+// And where its results are, a thread's every kWarpgroup-th four: outputs, then maxima and sums of its two rows.
+__device__ __forceinline__ float4* handed_results(const AttentionArgs& args, int block, int consumer) {
+  float4* const results = reinterpret_cast<float4*>(args.workspace + 448);
+  return results + (block * kConsumers + consumer) * ((kDv / 8 + 1) * kWarpgroup) + threadIdx.x % kWarpgroup;
 }
 
-// Lays a warp's sixteen rows into a partial result, from `first_row` on, as far as `end_row`.
-__device__ __forceinline__ void store_partial(
-    PartialResult& partial, const SoftmaxState& softmax, const float (&o)[kDv / 2], int first_row, int end_row) {
-  const int lane = threadIdx.x % 32;
+__device__ __forceinline__ void hand_on(
+    const AttentionArgs& args, const SoftmaxState& softmax, const float (&o)[kDv / 2], int consumer) {
+  float4* const results = handed_results(args, blockIdx.x, consumer);
+#pragma unroll
+  for (int i = 0; i < kDv / 8; ++i) {
+    results[i * kWarpgroup] = make_float4(o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]);
+  }
+  results[kDv / 8 * kWarpgroup] = make_float4(softmax.max[0], softmax.max[1], softmax.sum[0], softmax.sum[1]);
+  named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);  // all have left theirs
+  if (threadIdx.x % kWarpgroup == 0) leave_number(handed_number(args, blockIdx.x, consumer), 1);
+}
+
+// Adds what the keys of another block make of the rows.
+__device__ __forceinline__ void take_over(
+    const AttentionArgs& args, int block, SoftmaxState& softmax, float (&o)[kDv / 2], int consumer) {
+  wait_for_number(handed_number(args, block, consumer), 1);
+  const float4* const results = handed_results(args, block, consumer);
+  const float4 its = results[kDv / 8 * kWarpgroup];
+  const float its_max[2] = {its.x, its.y}, its_sum[2] = {its.z, its.w};
+  float own[2], others[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const int row = first_row + lane / 4 + 8 * h;
-    if (row >= end_row) continue;
-    if (lane % 4 == 0) partial.row_max[row] = softmax.max[h];
-    partial.row_sum[row][lane % 4] = softmax.sum[h];
+    const float row_max = fmaxf(softmax.max[h], its_max[h]);
+    const float base = row_max == -kInfinity ? 0.0f : row_max;
+    own[h] = exp2f(softmax.max[h] - base);
+    others[h] = exp2f(its_max[h] - base);
+    softmax.max[h] = row_max;
+    softmax.sum[h] = fmaf(others[h], its_sum[h], own[h] * softmax.sum[h]);
+  }
+  if (__any_sync(0xffffffffu, own[0] != 1.0f || own[1] != 1.0f)) rescale_output(o, own);
 #pragma unroll
-    for (int n = 0; n < kValueTiles; ++n) {
-      float* target = partial.o + row * kPartialStride + n * 8 + lane % 4 * 2;
-      *reinterpret_cast<float2*>(target) = make_float2(o[4 * n + 2 * h], o[4 * n + 2 * h + 1]);
-    }
+  for (int i = 0; i < kDv / 8; ++i) {
+    // Or all of it would be loaded first, for which there are no registers.
+    if (i % 4 == 0) named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
+    const float4 four = results[i * kWarpgroup];
+    o[4 * i] = fmaf(others[0], four.x, o[4 * i]);
+    o[4 * i + 1] = fmaf(others[0], four.y, o[4 * i + 1]);
+    o[4 * i + 2] = fmaf(others[1], four.z, o[4 * i + 2]);
+    o[4 * i + 3] = fmaf(others[1], four.w, o[4 * i + 3]);
   }
 }
 
@@ -917,13 +1021,14 @@ __device__ __forceinline__ void consume_tile(
     v_pipe.advance();
   }
 
-  if (tile.place >= 0) {
-    PartialResult& partial = result_of(args, tile.place);
-    store_partial(partial, softmax, o, 64 * consumer + 16 * warp, args.seqlen_q - tile.first_row);
+  if (tile.share.hands_on) {
+    hand_on(args, softmax, o, consumer);
     if (leader && last_tile == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);  // no scores have done so
     q_pipe.advance();
     return;
   }
+#pragma unroll 1
+  for (int i = 1; i <= tile.share.givers; ++i) take_over(args, int(blockIdx.x) - i, softmax, o, consumer);
   float inverse[2];
   unsigned untrusted = 0;  // of the thread's rows, by bits: what is to be computed again
 #pragma unroll
@@ -960,11 +1065,17 @@ __device__ __forceinline__ void consume_tile(
   q_pipe.advance();
 }
 
+// Says that nobody has handed on anything.
+extern "C" __global__ void __launch_bounds__(128) attention_bf16_d128_clear(const AttentionArgs args) {
+  let_next_launch_begin();
+  for (int i = threadIdx.x; i < kMaxBlocks * kConsumers; i += 128) *handed_number(args, 0, i) = 0;
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_bf16_d128_kernel(const AttentionArgs args, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
-  let_next_launch_begin();
+  wait_for_earlier_launches();
   // Read from one lane, so that the compiler knows it to be the same in all.
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
@@ -988,12 +1099,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   PipelineState<kKStages> k_pipe;
   PipelineState<kVStages> v_pipe;
   if (warp < 4) {
-    give_registers<24>();
+    give_registers<32>();
     if (warp == 0 && elect_one()) {
       prefetch_map(&maps.q);
       prefetch_map(&maps.k);
       prefetch_map(&maps.v);
-      for_each_tile(args, [&](const Tile& tile) {
+      for_each_tile<false>(args, [&](const Tile& tile) {
         produce_tile(args, maps, smem, tile, q_pipe, k_pipe, v_pipe);
       });
     }
@@ -1001,102 +1112,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     take_registers<160>();
     const int consumer = warp / 4 - 1;
     if (consumer == kConsumers - 1) order_arrive(consumer);
-    for_each_tile(args, [&](const Tile& tile) {
+    for_each_tile<kHaveRegisters>(args, [&](const Tile& tile) {
       consume_tile(args, maps, smem, tile, consumer, q_pipe, k_pipe, v_pipe);
     });
     tma_wait_read<0>();
-  }
-}
-
-// Puts together what the blocks of each tile have left of its rows, in the order of their keys: always the same bits.
-// A warp does a row, of which the tile's blocks take turns.
-extern "C" __global__ void __launch_bounds__(128)
-    attention_bf16_d128_combine(const AttentionArgs args) {
-  wait_for_earlier_launches();
-  constexpr int kWidth = 4;  // columns at once
-  constexpr int kHeld = (kMostSplits + 31) / 32;  // results that a lane weighs
-  constexpr int kAtOnce = 10;  // results whose columns are under way together
-  // Of the tiles that were left each has some blocks, which take turns with its rows.
-  const LastTurn turn(int(gridDim.x), args.seqlen_k);
-  if (turn.tiles == 0) return;
-  const int num_blocks = int(gridDim.x) / turn.tiles, nth_left = int(blockIdx.x) / num_blocks;
-  if (nth_left >= turn.tiles) return;
-  const int block = turn.whole + nth_left, split = int(blockIdx.x) % num_blocks;
-  const int first_block = turn.block_of(nth_left * turn.key_tiles);
-  const int num_splits = turn.block_of((nth_left + 1) * turn.key_tiles - 1) - first_block + 1;
-  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, index = block;
-  const int heads = args.num_q_heads;
-  const int nth = index % q_tiles, head_index = index / q_tiles;
-  const int q_tile = kLaterRowsSeeMore ? q_tiles - 1 - nth : nth, batch = head_index / heads;
-  const int head = head_index % heads;
-
-  const int first_row = q_tile * kBr, end_row = min(kBr, args.seqlen_q - first_row);
-  const PartialResult* const results = &result_of(args, first_block + nth_left);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  for (int row = warp * num_blocks + split; row < end_row; row += 4 * num_blocks) {
-    Columns<kWidth> columns[kAtOnce];
-    const auto bring = [&](int first, int n) {
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const float* const its_row = results[n + i].o + row * kPartialStride;
-        const int x = min(first + lane * kWidth, kDv - kWidth);
-        if (n + i < num_splits) columns[i] = *reinterpret_cast<const Columns<kWidth>*>(its_row + x);
-      }
-    };
-    bring(0, 0);  // while weights are found
-    float weights[kHeld], sums[kHeld], row_max = -kInfinity, row_sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      const bool inside = lane + 32 * i < num_splits;
-      const PartialResult& its = results[inside ? lane + 32 * i : 0];
-      weights[i] = inside ? its.row_max[row] : -kInfinity;
-      sums[i] = inside ? sum_of(its, row) : 0.0f;
-      row_max = fmaxf(row_max, weights[i]);
-    }
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) {
-      row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffffu, row_max, distance));
-    }
-    const float base = row_max == -kInfinity ? 0.0f : row_max;
-#pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      weights[i] = exp2f(weights[i] - base);
-      row_sum = fmaf(weights[i], sums[i], row_sum);
-    }
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) row_sum += __shfl_xor_sync(0xffffffffu, row_sum, distance);
-    const int its_head = head, position = first_row + row;
-    __nv_bfloat16* const o =
-        args.o + batch * args.o_stride_batch + its_head * args.o_stride_head + position * args.o_stride_row;
-    const bool keeps = trusted(row_max, row_sum);
-    const float inverse = 1.0f / row_sum;
-    if (args.lse != nullptr && lane == 0 && keeps) {
-      float* const lse = args.lse + (1LL * batch * args.num_q_heads + its_head) * args.seqlen_q;
-      lse[position] = (row_max + log2f(row_sum)) * kLn2;
-    }
-    for (int first = 0; first < kDv; first += 32 * kWidth) {
-      const int x = first + lane * kWidth;
-      float outputs[kWidth] = {};
-#pragma unroll
-      for (int n = 0; n < kMostSplits; n += kAtOnce) {
-        if (first + n > 0 && n < num_splits) bring(first, n);
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          if (n + i >= num_splits) break;
-          const float weight = __shfl_sync(0xffffffffu, weights[(n + i) / 32], (n + i) % 32);
-#pragma unroll
-          for (int j = 0; j < kWidth; ++j) outputs[j] = fmaf(weight, columns[i].at[j], outputs[j]);
-        }
-      }
-      if (x >= kDv || !keeps) continue;
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) outputs[j] *= inverse;
-      __nv_bfloat16* const target = o + x;
-      *reinterpret_cast<uint2*>(target) = make_uint2(pack(outputs[0], outputs[1]), pack(outputs[2], outputs[3]));
-    }
-    if (!keeps) {
-      recompute_row(args, batch, its_head, position, [&](int x, float value) { o[x] = __float2bfloat16_rn(value); });
-    }
   }
 }
 
@@ -1129,7 +1148,7 @@ static cudaError_t encode_map(
 
 // Returns how many bytes args->workspace must have room for.
 extern "C" long long attention_bf16_d128_workspace_bytes(const AttentionArgs* args) {
-  return 4 * (7147008);
+  return 4 * (3447232);
 }
 
 // How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
@@ -1148,6 +1167,22 @@ static cudaLaunchConfig_t configure(unsigned blocks, unsigned threads, size_t sm
   config.attrs = &attribute;
   config.numAttrs = 1;
   return config;
+}
+
+static int launch_clear(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
+  const long long batch = args->batch, num_q_heads = args->num_q_heads;
+  const long long seqlen_q = args->seqlen_q;
+  const long long blocks = (seqlen_q + kBr - 1) / kBr * num_q_heads * batch;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  constexpr size_t smem_bytes = 0;
+  const cudaError_t status =
+      cudaFuncSetAttribute(attention_bf16_d128_clear, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (status != cudaSuccess) return status;
+  const unsigned grid = unsigned(blocks < 1 ? blocks : 1);
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(grid, 128, smem_bytes, stream, attribute, begun);
+  return cudaLaunchKernelEx(&config, attention_bf16_d128_clear, *args);
 }
 
 static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
@@ -1188,21 +1223,6 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& b
   return cudaLaunchKernelEx(&config, attention_bf16_d128_kernel, *args, maps);
 }
 
-static int launch_combine(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
-  const long long batch = args->batch, num_q_heads = args->num_q_heads;
-  const long long seqlen_q = args->seqlen_q;
-  const long long blocks = (seqlen_q + kBr - 1) / kBr * num_q_heads * batch;
-  if (blocks == 0) return cudaSuccess;
-  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
-  constexpr size_t smem_bytes = 0;
-  const cudaError_t status =
-      cudaFuncSetAttribute(attention_bf16_d128_combine, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
-  if (status != cudaSuccess) return status;
-  cudaLaunchAttribute attribute;
-  const cudaLaunchConfig_t config = configure(unsigned(blocks), 128, smem_bytes, stream, attribute, begun);
-  return cudaLaunchKernelEx(&config, attention_bf16_d128_combine, *args);
-}
-
 // Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
 // suit 16-byte accesses, cudaErrorInvalidValue for a shape or stride the kernel does not serve.
 extern "C" int attention_bf16_d128(const AttentionArgs* args, cudaStream_t stream) {
@@ -1226,9 +1246,9 @@ extern "C" int attention_bf16_d128(const AttentionArgs* args, cudaStream_t strea
     if (address % (kVec * sizeof(__nv_bfloat16)) != 0) return cudaErrorMisalignedAddress;
   }
   bool begun = false;  // by a launch
+  if (const int status = launch_clear(args, stream, begun)) return status;
   if (const int status = launch_kernel(args, stream, begun)) return status;
-  if (const int status = launch_combine(args, stream, begun)) return status;
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 128, "head_dim_v": 128, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"pack_heads": false, "br": 192, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 64, "persistent": true, "last_turn": "shared", "q_stages": 1, "o_apart": true, "p_in_shared": false, "weights": "f16", "values": "in_place", "powers": "rounded", "score_type": "f32", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 4, "v_stages": 4, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128", "launches": [{"threads": 512, "smem_bytes": 230400, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "shares_turn": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "combine", "shares_turn": true, "dependent": true}], "digest": "713f63bfaddb3bb8", "figures": [1616, 980]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 128, "head_dim_v": 128, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"pack_heads": false, "br": 192, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 64, "persistent": true, "last_turn": "shared", "q_stages": 1, "o_apart": true, "p_in_shared": false, "weights": "f16", "values": "in_place", "powers": "rounded", "score_type": "f32", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 3, "v_stages": 3, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128", "launches": [{"threads": 128, "smem_bytes": 0, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [], "max_blocks": 1, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "clear", "shares_turn": true}, {"threads": 512, "smem_bytes": 197632, "rows_per_block": 192, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "shares_turn": true, "dependent": true}], "digest": "a5deb930183e9de9", "figures": [1616, 979]}

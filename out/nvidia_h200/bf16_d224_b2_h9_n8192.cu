@@ -19,8 +19,8 @@
 //   section = 1                heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
 //
-// Measured on NVIDIA H200, batch 2, 9 heads, 8192 rows, without a mask: 1.516 ms (median), spread 0.1 %,
-// 713.8 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 2.5e-03.
+// Measured on NVIDIA H200, batch 2, 9 heads, 8192 rows, without a mask: 1.466 ms (median), spread 4.8 %,
+// 738.4 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 2.4e-03.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:

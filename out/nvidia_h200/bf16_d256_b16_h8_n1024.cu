@@ -19,8 +19,8 @@
 //   section = 1                heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
 //
-// Measured on NVIDIA H200, batch 16, 8 heads, 1024 rows, without a mask: 200.4 us (median), spread 0.2 %,
-// 686.0 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 2.4e-03.
+// Measured on NVIDIA H200, batch 16, 8 heads, 1024 rows, without a mask: 202.8 us (median), spread 0.5 %,
+// 677.7 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 2.4e-03.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:

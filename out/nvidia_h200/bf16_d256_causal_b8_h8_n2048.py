@@ -3,9 +3,9 @@ r"""Flash attention for NVIDIA GPUs: bf16, head dim 256.
 For NVIDIA H200 (sm_90a) at batch 8, 8 heads, 2048 rows, with a causal mask. Serves any batch, number of
 heads, lengths and strides, grouped-query heads, and either mask.
 
-Measured on NVIDIA H200, batch 8, 8 heads, 2048 rows, with a causal mask: 212.1 us (median), spread 0.5 %,
-648.1 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 2.4e-03.
-Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
+Measured on NVIDIA H200, batch 8, 8 heads, 2048 rows, with a causal mask: 215.3 us (median), spread 0.4 %,
+638.5 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 2.3e-03.
+Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 
     from bf16_d256_causal_b8_h8_n2048 import attention
 
@@ -139,19 +139,19 @@ KERNELS: tuple[Tuned, ...] = (
             "arch": 90,
         },
         measurement={
-            "median_us": 212.0639979839325,
-            "spread": 0.0048286974961096515,
-            "tflops": 648.101303279274,
+            "median_us": 215.2639999985695,
+            "spread": 0.004013654875209593,
+            "tflops": 638.466968340797,
             "registers": 168,
             "spill_bytes": 0,
             "smem_bytes": 197632,
             "occupancy": 0.1875,
-            "error": 0.0023738037068974024,
+            "error": 0.0023054095655248275,
             "predicted": False,
             "busy": "",
             "driver": "580.159.04 (CUDA 13.0)",
             "toolkit": "nvcc 13.0.88",
-            "flashgen": "0.1.0",
+            "flashgen": "0.2.0",
             "seed": 0,
         },
         vector=8,

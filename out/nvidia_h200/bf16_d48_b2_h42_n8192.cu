@@ -20,8 +20,8 @@
 //   min_blocks = 1             blocks per SM
 //   o_apart = true             outputs leave by room of their own, beside which the next Q comes
 //
-// Measured on NVIDIA H200, batch 2, 42 heads, 8192 rows, without a mask: 2.277 ms (median), spread 1.0 %,
-// 475.3 TFLOP/s, 96 registers per thread, occupancy 31 %. Largest error per head against float64: 2.4e-03.
+// Measured on NVIDIA H200, batch 2, 42 heads, 8192 rows, without a mask: 2.195 ms (median), spread 2.5 %,
+// 493.0 TFLOP/s, 96 registers per thread, occupancy 31 %. Largest error per head against float64: 2.4e-03.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:

@@ -19,8 +19,8 @@
 //   section = 1                heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
 //
-// Measured on NVIDIA H200, batch 8, 42 heads, 2048 rows, without a mask: 592.5 us (median), spread 1.0 %,
-// 456.7 TFLOP/s, 96 registers per thread, occupancy 31 %. Largest error per head against float64: 2.4e-03.
+// Measured on NVIDIA H200, batch 8, 42 heads, 2048 rows, without a mask: 566.5 us (median), spread 2.2 %,
+// 477.7 TFLOP/s, 96 registers per thread, occupancy 31 %. Largest error per head against float64: 2.4e-03.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:

@@ -3,9 +3,9 @@ r"""Flash attention for NVIDIA GPUs: bf16, head dim 64.
 For NVIDIA H200 (sm_90a) at batch 16, 32 heads, 1024 rows, with a causal mask. Serves any batch, number of
 heads, lengths and strides, grouped-query heads, and either mask.
 
-Measured on NVIDIA H200, batch 16, 32 heads, 1024 rows, with a causal mask: 164.5 us (median), spread 0.4 %,
-417.7 TFLOP/s, 96 registers per thread, occupancy 31 %. Largest error per head against float64: 2.4e-03. Built
-by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
+Measured on NVIDIA H200, batch 16, 32 heads, 1024 rows, with a causal mask: 163.3 us (median), spread 0.4 %,
+420.9 TFLOP/s, 96 registers per thread, occupancy 31 %. Largest error per head against float64: 2.4e-03. Built
+by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 
     from bf16_d64_causal_b16_h32_n1024 import attention
 
@@ -139,19 +139,19 @@ KERNELS: tuple[Tuned, ...] = (
             "arch": 90,
         },
         measurement={
-            "median_us": 164.51199352741241,
-            "spread": 0.0035012005656050297,
-            "tflops": 417.7171236123241,
+            "median_us": 163.28000277280807,
+            "spread": 0.0039196313806147375,
+            "tflops": 420.86890965832487,
             "registers": 96,
             "spill_bytes": 0,
             "smem_bytes": 132096,
             "occupancy": 0.3125,
-            "error": 0.0024271131947123533,
+            "error": 0.0024042362877444235,
             "predicted": False,
             "busy": "",
             "driver": "580.159.04 (CUDA 13.0)",
             "toolkit": "nvcc 13.0.88",
-            "flashgen": "0.1.0",
+            "flashgen": "0.2.0",
             "seed": 0,
         },
         vector=8,

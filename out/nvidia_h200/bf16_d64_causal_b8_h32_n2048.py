@@ -3,9 +3,9 @@ r"""Flash attention for NVIDIA GPUs: bf16, head dim 64.
 For NVIDIA H200 (sm_90a) at batch 8, 32 heads, 2048 rows, with a causal mask. Serves any batch, number of
 heads, lengths and strides, grouped-query heads, and either mask.
 
-Measured on NVIDIA H200, batch 8, 32 heads, 2048 rows, with a causal mask: 275.4 us (median), spread 0.3 %,
-499.1 TFLOP/s, 96 registers per thread, occupancy 31 %. Largest error per head against float64: 2.3e-03. Built
-by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.1.0, seed 0.
+Measured on NVIDIA H200, batch 8, 32 heads, 2048 rows, with a causal mask: 283.3 us (median), spread 0.3 %,
+485.1 TFLOP/s, 96 registers per thread, occupancy 31 %. Largest error per head against float64: 2.4e-03. Built
+by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 
     from bf16_d64_causal_b8_h32_n2048 import attention
 
@@ -139,19 +139,19 @@ KERNELS: tuple[Tuned, ...] = (
             "arch": 90,
         },
         measurement={
-            "median_us": 275.39199590682983,
-            "spread": 0.003021116976757625,
-            "tflops": 499.0666232670688,
+            "median_us": 283.32799673080444,
+            "spread": 0.003444783846696771,
+            "tflops": 485.0877959744426,
             "registers": 96,
             "spill_bytes": 0,
             "smem_bytes": 132096,
             "occupancy": 0.3125,
-            "error": 0.0023413624005754023,
+            "error": 0.0024042362877444235,
             "predicted": False,
             "busy": "",
             "driver": "580.159.04 (CUDA 13.0)",
             "toolkit": "nvcc 13.0.88",
-            "flashgen": "0.1.0",
+            "flashgen": "0.2.0",
             "seed": 0,
         },
         vector=8,

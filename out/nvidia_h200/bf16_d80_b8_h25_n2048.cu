@@ -19,8 +19,8 @@
 //   section = 1                heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
 //
-// Measured on NVIDIA H200, batch 8, 25 heads, 2048 rows, without a mask: 474.9 us (median), spread 0.4 %,
-// 565.2 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 2.4e-03.
+// Measured on NVIDIA H200, batch 8, 25 heads, 2048 rows, without a mask: 491.6 us (median), spread 1.2 %,
+// 546.1 TFLOP/s, 128 registers per thread, occupancy 25 %. Largest error per head against float64: 2.5e-03.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:

@@ -18,11 +18,10 @@
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
 //   section = 1                heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
-//   last_turn = shared         tiles left for fewer blocks than stay: one takes each, or all share their keys evenly
 //   o_apart = true             outputs leave by room of their own, beside which the next Q comes
 //
-// Measured on NVIDIA H200, batch 4, 8 heads, 4096 rows, without a mask: 229.1 us (median), spread 0.6 %,
-// 374.9 TFLOP/s, 96 registers per thread, occupancy 31 %. Largest error per head against float64: 3.0e-04.
+// Measured on NVIDIA H200, batch 4, 8 heads, 4096 rows, without a mask: 214.5 us (median), spread 2.0 %,
+// 400.4 TFLOP/s, 96 registers per thread, occupancy 31 %. Largest error per head against float64: 3.0e-04.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -36,7 +35,7 @@
 //         --device h200 --dtype f16 --d 40 --heads 8 --family wgmma --set br=256 --set bc=80 \
 //         --set persistent=true --set q_stages=1 --set k_stages=3 --set v_stages=3 --set schedule=chained \
 //         --set q_in_registers=false --set order_of_groups=products --set rescale=lazy --set poly_exp=0 \
-//         --set section=1 --set min_blocks=1 --set last_turn=shared --set o_apart=true
+//         --set section=1 --set min_blocks=1 --set o_apart=true
 
 #include <cuda_fp16.h>
 #include <cuda.h>
@@ -52,7 +51,6 @@ struct AttentionArgs {
   const __half* v;
   __half* o;
   float* lse;
-  float* workspace;  // for what launches leave each other
   long long q_stride_batch, q_stride_head, q_stride_row;
   long long k_stride_batch, k_stride_head, k_stride_row;
   long long v_stride_batch, v_stride_head, v_stride_row;
@@ -60,7 +58,7 @@ struct AttentionArgs {
   int batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k;
   float scale;  // multiplies q k^T, usually 1 / sqrt(head_dim)
 };
-static_assert(sizeof(AttentionArgs) == 168, "callers from other languages pack the arguments by hand");
+static_assert(sizeof(AttentionArgs) == 160, "callers from other languages pack the arguments by hand");
 
 // The arrays as the copy engine reads and writes them.
 struct TensorMaps {
@@ -82,9 +80,6 @@ constexpr int kBc = 80;  // keys per tile
 constexpr int kConsumers = 4;  // warpgroups that compute, beside the producer
 constexpr int kWarpgroup = 128;  // threads of a warpgroup
 constexpr int kThreads = 640;
-constexpr int kMostShares = 8;  // of a tile of a last turn, as blocks count them
-constexpr int kMostSplits = 10;  // blocks with keys of such a tile
-constexpr int kPartialStride = 40;  // of outputs, as floats
 constexpr int kMaxBlocks = 132;  // that NVIDIA H200 runs at once, each of which takes several tiles
 constexpr int kKStages = 3, kVStages = 3;  // tiles of K and of V in shared memory
 constexpr int kQStages = 1;  // Q tiles in shared memory
@@ -124,28 +119,7 @@ struct SharedStorage {
   Barrier q_full[kQStages][kConsumers], q_empty[kQStages];
   Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
 };
-
-// What some of the keys make of the block's rows: outputs before their division, sums by four lanes, maxima.
-struct PartialResult {
-  alignas(16) float o[kBr * kPartialStride];
-  float row_sum[kBr][4];
-  float row_max[kBr];
-};
-
 static_assert(sizeof(SharedStorage) == 128000, "the size that pruning counted on");
-
-// PTX by name; a host compiler that emulates a card brings its own.
-#ifdef __CUDACC__
-// Waits until the launches in front of this one, of the same call, have ended and what they wrote can be read.
-__device__ __forceinline__ void wait_for_earlier_launches() {
-  asm volatile("griddepcontrol.wait;" : : : "memory");
-}
-
-// Lets the next launch begin wherever there is room. It waits for the end of this one itself.
-__device__ __forceinline__ void let_next_launch_begin() {
-  asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
-}
-#endif
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
@@ -378,56 +352,18 @@ struct PipelineState {
   }
 };
 
-// A block's range of a tile's keys, as tiles of them, and the place of what it makes of the rows: negative where it has
-// all keys.
-struct Share {
-  int first_tile, last_tile, place;
-};
-
-// The last turn of blocks that stay, where fewer tiles of rows are left than there are blocks: their tiles of keys, one
-// behind the other, are shared out evenly (Osama et al., "Stream-K", 2023).
-struct LastTurn {
-  int whole, tiles, takers, key_tiles;  // tiles of whole turns, those left; blocks with a share; of keys for each tile
-
-  __device__ __forceinline__ LastTurn(int num_tiles, int seqlen_k) : key_tiles(max(1, (seqlen_k + kBc - 1) / kBc)) {
-    const int blocks = min(num_tiles, kMaxBlocks);
-    tiles = num_tiles % blocks;
-    whole = num_tiles - tiles;
-    takers = max(1, min(blocks, tiles * min(key_tiles, kMostShares)));
-  }
-
-  // The first of all tiles of keys that a block has, and, of one of these, the block that has it.
-  __device__ __forceinline__ int begin(int block) const {
-    return int(1LL * tiles * key_tiles * min(block, takers) / takers);
-  }
-  __device__ __forceinline__ int block_of(int key_tile) const {
-    return int((1LL * (key_tile + 1) * takers - 1) / (tiles * key_tiles));
-  }
-
-  // A block's share from one of all tiles of keys on, as far as `end`, which it moves on; and of which tile of rows.
-  __device__ __forceinline__ Share take(int& key_tile, int end, int& tile) const {
-    const int nth = key_tile / key_tiles, before = nth * key_tiles, first = key_tile - before;
-    key_tile = min(end, before + key_tiles);
-    tile = whole + nth;
-    return {first, key_tile - before, int(blockIdx.x) + nth};  // places grow with keys
-  }
-};
-
-// The work of one block at a time: kBr query rows of one head, and all keys or a share of them.
+// The work of one block at a time: kBr query rows of one head, and the keys that they see.
 struct Tile {
   int first_row, head, batch;
-  int place;  // of what a share of the keys makes of the rows, negative where the block has all of them
-  int first_tile, last_tile;  // of keys: this block's range of those that some row sees
+  int last_tile;  // of keys: some row sees those of [first_tile, last_tile)
+  static constexpr int first_tile = 0;
 
-  __device__ __forceinline__ Tile(const AttentionArgs& args, int q_tile, int head, int batch, const Share& share)
-      : head(head), batch(batch), place(share.place) {
+  __device__ __forceinline__ Tile(const AttentionArgs& args, int q_tile, int head, int batch)
+      : head(head), batch(batch) {
     first_row = q_tile * kBr;
     int end_key = args.seqlen_k;
     if (kCausal) end_key = max(0, min(end_key, first_row + kBr + args.seqlen_k - args.seqlen_q));
-    first_tile = 0;
     last_tile = (end_key + kBc - 1) / kBc;
-    first_tile = min(share.first_tile, last_tile);
-    last_tile = min(share.last_tile, last_tile);
   }
 };
 
@@ -448,21 +384,20 @@ struct Divisor {
   }
 };
 
-// The tiles of a block that stays: one in each whole turn, then its share of those that are left.
+// The tiles of a block that stays. Where later rows see more keys, they come in pairs of one head, the longest and
+// the shortest that are left, so that all pairs take as long.
 template <typename Work>
 __device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const Work& work) {
   const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, num_heads = args.num_q_heads;
-  const Divisor tiles(q_tiles), heads(num_heads);
-  const LastTurn turn(q_tiles * num_heads * args.batch, args.seqlen_k);
-  int next = blockIdx.x, key_tile = turn.begin(blockIdx.x);
-  const int end = turn.begin(blockIdx.x + 1);
-  while (next < turn.whole || key_tile < end) {
-    int tile = next, q_tile, head;
-    const bool is_whole = next < turn.whole;
-    const Share share = is_whole ? Share{0, turn.key_tiles, -1} : turn.take(key_tile, end, tile);
-    if (is_whole) next += gridDim.x;
-    const int batch = heads.divide(tiles.divide(tile, q_tile), head);
-    work(Tile(args, q_tile, head, batch, share));
+  const Divisor items(kLaterRowsSeeMore ? (q_tiles + 1) / 2 : q_tiles);  // tiles or pairs, of one head
+  const Divisor heads(num_heads);  // of one batch
+  for (int item = blockIdx.x; item < items.value * num_heads * args.batch; item += gridDim.x) {
+    int first, head;
+    const int batch = heads.divide(items.divide(item, first), head), last = q_tiles - 1 - first;
+    for (int q_tile = kLaterRowsSeeMore ? last : first;; q_tile = first) {
+      work(Tile(args, q_tile, head, batch));
+      if (q_tile == first) break;
+    }
   }
 }
 
@@ -719,42 +654,6 @@ __device__ __forceinline__ Element& staged_output(OChunk* staged, int row, int x
   return staged[x / kChunk][row * kChunk + (x % kChunk / 8 ^ row % 8) * 8 + x % 8];
 }
 
-static_assert(sizeof(PartialResult) == 4 * 11520, "the size that the workspace is counted by");
-
-// Neighbouring columns, moved by one access.
-template <int N>
-struct alignas(4 * N) Columns {
-  float at[N];
-};
-
-// Where a block leaves what its keys make of its rows. Those of the blocks that share a tile's keys are neighbours.
-__device__ __forceinline__ PartialResult& result_of(const AttentionArgs& args, int block) {
-  return reinterpret_cast<PartialResult*>(args.workspace)[block];
-}
-
-__device__ __forceinline__ float sum_of(const PartialResult& result, int row) {
-  const float (&sums)[4] = result.row_sum[row];
-  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
-}
-
-// Lays a warp's sixteen rows into a partial result, from `first_row` on, as far as `end_row`.
-__device__ __forceinline__ void store_partial(
-    PartialResult& partial, const SoftmaxState& softmax, const float (&o)[kDv / 2], int first_row, int end_row) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int row = first_row + lane / 4 + 8 * h;
-    if (row >= end_row) continue;
-    if (lane % 4 == 0) partial.row_max[row] = softmax.max[h];
-    partial.row_sum[row][lane % 4] = softmax.sum[h];
-#pragma unroll
-    for (int n = 0; n < kValueTiles; ++n) {
-      float* target = partial.o + row * kPartialStride + n * 8 + lane % 4 * 2;
-      *reinterpret_cast<float2*>(target) = make_float2(o[4 * n + 2 * h], o[4 * n + 2 * h + 1]);
-    }
-  }
-}
-
 // Where the keys are that a tile sees.
 struct KeySource {
   int kv_head, batch;
@@ -834,14 +733,13 @@ __device__ __forceinline__ void consume_tile(
   const int first_row = tile.first_row + 64 * consumer;
   const int row = first_row + 16 * warp + lane / 4;  // and row + 8
   // The consumer's rows see tiles [first_tile, last_tile) of keys, and those before `first_partial` whole.
-  const int first_tile = tile.first_tile;
+  const int first_tile = Tile::first_tile;
   int last_tile = first_row < args.seqlen_q ? tile.last_tile : first_tile, first_partial = args.seqlen_k / kBc;
   if (kCausal) {
     const int aligned = first_row + args.seqlen_k - args.seqlen_q;  // the first row's own place among the keys
     first_partial = min(first_partial, max(0, aligned + 1) / kBc);
     last_tile = min(last_tile, (max(0, aligned + 64) + kBc - 1) / kBc);
   }
-  last_tile = max(last_tile, first_tile);
   // A scale of zero becomes too small to matter, since 0 * infinity is not a number.
   const float scale = args.scale == 0.0f ? 1e-30f : fabsf(args.scale) * kLog2e;
   SoftmaxState softmax;
@@ -922,13 +820,6 @@ __device__ __forceinline__ void consume_tile(
     v_pipe.advance();
   }
 
-  if (tile.place >= 0) {
-    PartialResult& partial = result_of(args, tile.place);
-    store_partial(partial, softmax, o, 64 * consumer + 16 * warp, args.seqlen_q - tile.first_row);
-    if (leader && last_tile == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);  // no scores have done so
-    q_pipe.advance();
-    return;
-  }
   float inverse[2];
   unsigned untrusted = 0;  // of the thread's rows, by bits: what is to be computed again
 #pragma unroll
@@ -969,7 +860,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_f16_d40_kernel(const AttentionArgs args, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
-  let_next_launch_begin();
   // Read from one lane, so that the compiler knows it to be the same in all.
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
@@ -1013,98 +903,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// Puts together what the blocks of each tile have left of its rows, in the order of their keys: always the same bits.
-// A warp does a row, of which the tile's blocks take turns.
-extern "C" __global__ void __launch_bounds__(128)
-    attention_f16_d40_combine(const AttentionArgs args) {
-  wait_for_earlier_launches();
-  constexpr int kWidth = 4;  // columns at once
-  constexpr int kHeld = (kMostSplits + 31) / 32;  // results that a lane weighs
-  constexpr int kAtOnce = 10;  // results whose columns are under way together
-  // Of the tiles that were left each has some blocks, which take turns with its rows.
-  const LastTurn turn(int(gridDim.x), args.seqlen_k);
-  if (turn.tiles == 0) return;
-  const int num_blocks = int(gridDim.x) / turn.tiles, nth_left = int(blockIdx.x) / num_blocks;
-  if (nth_left >= turn.tiles) return;
-  const int block = turn.whole + nth_left, split = int(blockIdx.x) % num_blocks;
-  const int first_block = turn.block_of(nth_left * turn.key_tiles);
-  const int num_splits = turn.block_of((nth_left + 1) * turn.key_tiles - 1) - first_block + 1;
-  const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, index = block;
-  const int heads = args.num_q_heads;
-  const int nth = index % q_tiles, head_index = index / q_tiles;
-  const int q_tile = kLaterRowsSeeMore ? q_tiles - 1 - nth : nth, batch = head_index / heads;
-  const int head = head_index % heads;
-
-  const int first_row = q_tile * kBr, end_row = min(kBr, args.seqlen_q - first_row);
-  const PartialResult* const results = &result_of(args, first_block + nth_left);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  for (int row = warp * num_blocks + split; row < end_row; row += 4 * num_blocks) {
-    Columns<kWidth> columns[kAtOnce];
-    const auto bring = [&](int first, int n) {
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const float* const its_row = results[n + i].o + row * kPartialStride;
-        const int x = min(first + lane * kWidth, kDv - kWidth);
-        if (n + i < num_splits) columns[i] = *reinterpret_cast<const Columns<kWidth>*>(its_row + x);
-      }
-    };
-    bring(0, 0);  // while weights are found
-    float weights[kHeld], sums[kHeld], row_max = -kInfinity, row_sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      const bool inside = lane + 32 * i < num_splits;
-      const PartialResult& its = results[inside ? lane + 32 * i : 0];
-      weights[i] = inside ? its.row_max[row] : -kInfinity;
-      sums[i] = inside ? sum_of(its, row) : 0.0f;
-      row_max = fmaxf(row_max, weights[i]);
-    }
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) {
-      row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffffu, row_max, distance));
-    }
-    const float base = row_max == -kInfinity ? 0.0f : row_max;
-#pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      weights[i] = exp2f(weights[i] - base);
-      row_sum = fmaf(weights[i], sums[i], row_sum);
-    }
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) row_sum += __shfl_xor_sync(0xffffffffu, row_sum, distance);
-    const int its_head = head, position = first_row + row;
-    __half* const o =
-        args.o + batch * args.o_stride_batch + its_head * args.o_stride_head + position * args.o_stride_row;
-    const bool keeps = trusted(row_max, row_sum);
-    const float inverse = 1.0f / row_sum;
-    if (args.lse != nullptr && lane == 0 && keeps) {
-      float* const lse = args.lse + (1LL * batch * args.num_q_heads + its_head) * args.seqlen_q;
-      lse[position] = (row_max + log2f(row_sum)) * kLn2;
-    }
-    for (int first = 0; first < kDv; first += 32 * kWidth) {
-      const int x = first + lane * kWidth;
-      float outputs[kWidth] = {};
-#pragma unroll
-      for (int n = 0; n < kMostSplits; n += kAtOnce) {
-        if (first + n > 0 && n < num_splits) bring(first, n);
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          if (n + i >= num_splits) break;
-          const float weight = __shfl_sync(0xffffffffu, weights[(n + i) / 32], (n + i) % 32);
-#pragma unroll
-          for (int j = 0; j < kWidth; ++j) outputs[j] = fmaf(weight, columns[i].at[j], outputs[j]);
-        }
-      }
-      if (x >= kDv || !keeps) continue;
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) outputs[j] *= inverse;
-      __half* const target = o + x;
-      *reinterpret_cast<uint2*>(target) = make_uint2(pack(outputs[0], outputs[1]), pack(outputs[2], outputs[3]));
-    }
-    if (!keeps) {
-      recompute_row(args, batch, its_head, position, [&](int x, float value) { o[x] = __float2half_rn(value); });
-    }
-  }
-}
-
 #ifndef __CUDACC_RTC__
 // Describes an array of `sizes` (columns, rows, heads, batch) and `strides` (of rows, heads, batches) in elements,
 // which is moved in boxes of `columns` by `rows`.
@@ -1132,30 +930,25 @@ static cudaError_t encode_map(
   return status == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-// Returns how many bytes args->workspace must have room for.
-extern "C" long long attention_f16_d40_workspace_bytes(const AttentionArgs* args) {
-  return 4 * (3041280);
-}
-
-// How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
-// itself; the first waits for whatever was launched before the call.
-static cudaLaunchConfig_t configure(unsigned blocks, unsigned threads, size_t smem_bytes, cudaStream_t stream,
-                                    cudaLaunchAttribute& attribute, bool& begun) {
-  attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = begun;
-  begun = true;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(blocks);
-  config.blockDim = dim3(threads);
-  config.dynamicSmemBytes = smem_bytes;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  return config;
-}
-
-static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
+// Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
+// suit 16-byte accesses, cudaErrorInvalidValue for a shape or stride the kernel does not serve.
+extern "C" int attention_f16_d40(const AttentionArgs* args, cudaStream_t stream) {
+  if (args->batch < 0 || args->num_q_heads < 0 || args->num_kv_heads < 1 ||
+      args->num_q_heads % args->num_kv_heads != 0 || args->seqlen_q < 0 || args->seqlen_k < 0) {
+    return cudaErrorInvalidValue;
+  }
+  const long long strides[] = {args->q_stride_batch, args->q_stride_head, args->q_stride_row,
+                               args->k_stride_batch, args->k_stride_head, args->k_stride_row,
+                               args->v_stride_batch, args->v_stride_head, args->v_stride_row,
+                               args->o_stride_batch, args->o_stride_head, args->o_stride_row};
+  for (const long long stride : strides) {
+    if (stride % kVec != 0) return cudaErrorMisalignedAddress;
+  }
+  const void* const pointers[] = {args->q, args->k, args->v, args->o};
+  for (const void* pointer : pointers) {
+    const auto address = reinterpret_cast<unsigned long long>(pointer);
+    if (address % (kVec * sizeof(__half)) != 0) return cudaErrorMisalignedAddress;
+  }
   const long long batch = args->batch, num_q_heads = args->num_q_heads;
   const long long seqlen_q = args->seqlen_q;
   const long long blocks = (seqlen_q + kBr - 1) / kBr * num_q_heads * batch;
@@ -1187,53 +980,10 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& b
   const cudaError_t status =
       cudaFuncSetAttribute(attention_f16_d40_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
+  void* parameters[] = {const_cast<AttentionArgs*>(args), &maps};
   const unsigned grid = unsigned(blocks < kMaxBlocks ? blocks : kMaxBlocks);
-  cudaLaunchAttribute attribute;
-  const cudaLaunchConfig_t config = configure(grid, kThreads, smem_bytes, stream, attribute, begun);
-  return cudaLaunchKernelEx(&config, attention_f16_d40_kernel, *args, maps);
-}
-
-static int launch_combine(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
-  const long long batch = args->batch, num_q_heads = args->num_q_heads;
-  const long long seqlen_q = args->seqlen_q;
-  const long long blocks = (seqlen_q + kBr - 1) / kBr * num_q_heads * batch;
-  if (blocks == 0) return cudaSuccess;
-  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
-  constexpr size_t smem_bytes = 0;
-  const cudaError_t status =
-      cudaFuncSetAttribute(attention_f16_d40_combine, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
-  if (status != cudaSuccess) return status;
-  cudaLaunchAttribute attribute;
-  const cudaLaunchConfig_t config = configure(unsigned(blocks), 128, smem_bytes, stream, attribute, begun);
-  return cudaLaunchKernelEx(&config, attention_f16_d40_combine, *args);
-}
-
-// Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
-// suit 16-byte accesses, cudaErrorInvalidValue for a shape or stride the kernel does not serve.
-extern "C" int attention_f16_d40(const AttentionArgs* args, cudaStream_t stream) {
-  if (args->batch < 0 || args->num_q_heads < 0 || args->num_kv_heads < 1 ||
-      args->num_q_heads % args->num_kv_heads != 0 || args->seqlen_q < 0 || args->seqlen_k < 0) {
-    return cudaErrorInvalidValue;
-  }
-  if (args->workspace == nullptr || reinterpret_cast<unsigned long long>(args->workspace) % 16 != 0) {
-    return cudaErrorInvalidValue;
-  }
-  const long long strides[] = {args->q_stride_batch, args->q_stride_head, args->q_stride_row,
-                               args->k_stride_batch, args->k_stride_head, args->k_stride_row,
-                               args->v_stride_batch, args->v_stride_head, args->v_stride_row,
-                               args->o_stride_batch, args->o_stride_head, args->o_stride_row};
-  for (const long long stride : strides) {
-    if (stride % kVec != 0) return cudaErrorMisalignedAddress;
-  }
-  const void* const pointers[] = {args->q, args->k, args->v, args->o};
-  for (const void* pointer : pointers) {
-    const auto address = reinterpret_cast<unsigned long long>(pointer);
-    if (address % (kVec * sizeof(__half)) != 0) return cudaErrorMisalignedAddress;
-  }
-  bool begun = false;  // by a launch
-  if (const int status = launch_kernel(args, stream, begun)) return status;
-  if (const int status = launch_combine(args, stream, begun)) return status;
-  return cudaSuccess;
+  return cudaLaunchKernel(attention_f16_d40_kernel, dim3(grid), dim3(kThreads), parameters,
+                          smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "f16", "batch": 4, "num_q_heads": 8, "num_kv_heads": 8, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 40, "head_dim_v": 40, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"pack_heads": false, "br": 256, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 80, "persistent": true, "last_turn": "shared", "q_stages": 1, "o_apart": true, "p_in_shared": false, "weights": "f16", "values": "in_place", "powers": "rounded", "score_type": "f32", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 3, "v_stages": 3, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f16_d40", "launches": [{"threads": 640, "smem_bytes": 128000, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 80, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 80, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "shares_turn": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "combine", "shares_turn": true, "dependent": true}], "digest": "97c7a8cb10bd0fba", "figures": [1612, 933]}
+// flashgen: {"problem": {"dtype": "f16", "batch": 4, "num_q_heads": 8, "num_kv_heads": 8, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 40, "head_dim_v": 40, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"pack_heads": false, "br": 256, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 80, "persistent": true, "last_turn": "whole", "q_stages": 1, "o_apart": true, "p_in_shared": false, "weights": "f16", "values": "in_place", "powers": "rounded", "score_type": "f32", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 3, "v_stages": 3, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f16_d40", "launches": [{"threads": 640, "smem_bytes": 128000, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 80, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 80, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "1eebe76b3cd1f5ca", "figures": [1494, 910]}

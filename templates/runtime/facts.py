@@ -68,6 +68,9 @@ class Launch:
     """Blocks of no cluster that share the keys of a tile of rows, and meet in the workspace."""
     wanted_blocks: int = 0
     """Blocks that fill the card, over which keys of packed sequences are split; 0: they are not."""
+    shares_turn: bool = False
+    """Whether blocks share the keys of the tiles of rows that are left for a last turn, and hand on in the
+    workspace what these make of the rows."""
     alike_batches: bool = False
     """Whether what it makes for one batch serves all."""
     alike_heads: bool = False

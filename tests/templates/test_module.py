@@ -1213,6 +1213,23 @@ def test_blocks_that_meet_in_a_workspace(driver: Driver, tmp_path: Path, torch: 
 
 
 @pytest.mark.parametrize("kind", ["torch", "numpy"])
+def test_blocks_that_share_a_last_turn(driver: Driver, tmp_path: Path, torch: Any, kind: str) -> None:
+    """Where they leave what they hand on is cleared by a launch in front, of one block."""
+    problem, limits = Problem(dtype="bf16", head_dim=D), replace(preset("h200"), num_sms=4)
+    kernel = render(Wgmma(br=64, bc=16, last_turn="shared"), problem, limits)
+    driver.library.fake_reset(D, 9, 0, 232448)
+    driver.library.fake_kernel(D, DRIVER_TYPES["bf16"])
+    half = Emitted(load_kernel(tmp_path, kernel), problem, driver)
+    tuned = half.module.KERNELS[0]
+    assert tuned.main.shares_turn and tuned.main.dependent
+    words = [each(2, 6, 2, 70) for each in tuned.workspace]
+    assert words == [4, 4 * Wgmma(br=64).handed_floats(problem)]
+    q, k, v = half.arrays(batch=2, heads=6, kv_heads=2, lengths=(70, 33))
+    half.module.attention(*((Tensor(q), Tensor(k), Tensor(v)) if kind == "torch" else (q, k, v)))
+    assert [launch.blocks for launch in driver.launches()] == [1, 4]
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
 def test_launches_in_front_are_counted_by_keys(driver: Driver, tmp_path: Path, torch: Any, kind: str) -> None:
     """As are the tiles that they leave in the workspace; without keys there is no launch for these."""
     problem = Problem(dtype="f32", head_dim=D)

@@ -171,7 +171,7 @@ def predict_groups(
         work.left_bytes * len(work.walks) * work.heads,
         limits,
         coefficients.left_bytes_per_cycle,
-        next_launch_us(limits) + coefficients.share_us * work.shares,
+        0.0 if work.shares_turn else next_launch_us(limits) + coefficients.share_us * work.shares,
     )
     in_front = in_front_us(work, limits, coefficients.dram_efficiency)
     if in_front:
@@ -242,7 +242,7 @@ def _query_tiles_of_the_last(work: GroupWork, problem: Problem, slots: int) -> f
     share = query_tiles * work.heads / slots
     lengths = tuple(walk + ENDS for walk in work.walks)
     if work.shares_turn:
-        return share
+        return max(1.0, share)  # there are no more blocks than tiles
     if work.stays and (work.is_even or problem.layout.is_packed or problem.scores.begins):
         # Where they differ in length, those who took the longest take the shortest next.
         turns = query_tiles if work.is_even else ceil(query_tiles / 2)

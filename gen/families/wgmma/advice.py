@@ -21,6 +21,8 @@ from .shared_memory import bytes_of_storage, tiles_ahead
 
 #: Keys per tile that are few for a long sequence, and tiles of keys that make copies of Q negligible.
 SMALL_TILE, MANY_TILES = 64, 32
+#: Tiles of keys of which shares are hardly worth what they cost.
+FEW_TILES = 8
 #: A cluster loses too much where a block waits for more than this share of its neighbour's time.
 WAITING_SHARE = 1 / 8
 #: Query rows from which those of one head fill tiles, whatever their size.
@@ -94,13 +96,16 @@ class AdvisedParameters(RuledParameters):
     def _last_turns_leave_blocks_idle(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if not self.shares_last_turn():
             return None
-        tiles, blocks = self._blocks_alone(problem), limits.blocks_at_once(self.min_blocks, 1)
-        left = tiles % blocks
-        if tiles < blocks or not 0 < left < FILLED * blocks:
-            return f"last_turn=shared: {tiles} tiles leave {left} of {blocks} blocks a last one"
+        of_head = -(-self._row_tiles(problem) // self.tiles_of_item(problem))
+        items = problem.batch * problem.num_q_heads * of_head
+        blocks = limits.blocks_at_once(self.min_blocks, 1)
+        left = items % blocks
+        if self._blocks_alone(problem) < blocks or not 0 < left < FILLED * blocks:
+            what = "tiles" if self.tiles_of_item(problem) == 1 else "pairs of tiles"
+            return f"last_turn=shared: {items} {what} leave {left} of {blocks} blocks a last one"
         keys = self.keys_walked(problem)
-        if keys < MANY_TILES * self.bc:
-            return f"last_turn=shared: {keys} keys are too few for what putting results together takes"
+        if keys < FEW_TILES * self.bc:
+            return f"last_turn=shared: {keys} keys are too few for what it takes to put results together"
         return None
 
     @rule("short sequence", after="br", advisory=True)

@@ -16,7 +16,8 @@ Few query rows fill tiles with those of all heads that share keys (``pack_heads`
 threads read and write them; and where there are few tiles, ``splits`` blocks, a cluster, share the keys of
 each: what they make of the rows is put together through their shared memory. Or ``workspace_splits`` of no
 cluster do, as many as fill the card, which leave that in memory for a launch more. Of many tiles that fill no
-whole number of turns, all blocks may share the keys of the last ones in the same way (``last_turn``).
+whole number of turns, all blocks may share the keys of the last ones, and hand on what these make of the rows
+to the one that has the last of a tile (``last_turn``).
 
 Scores of e4m3 are products of eight bits, at twice the rate. Its values come as they are and are turned
 into f16, exactly, by the producer's warps that have nothing to copy: wgmma reads no eight bits by rows of
@@ -51,7 +52,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ...expression import Constant, loads_of
-from ...handover.split_keys import MOST_BLOCKS_OF_TILE, MOST_SHARES_OF_TURN
+from ...handover.last_turn import CLEAR_THREADS, MOST_SHARES, handed_regions
 from ...handover.split_tiles import (
     ARRAYS_OF_OUTPUTS,
     TILE_ROWS,
@@ -177,6 +178,8 @@ class Wgmma(AdvisedParameters):
         return super().launches_in_front(problem)
 
     def workspace_of(self, problem: Problem, main: Launch) -> Workspace | None:
+        if self.shares_last_turn():
+            return Workspace(handed_regions(main, self.consumers, self.handed_floats(problem)))
         if self.splits_in_front:
             return Workspace(walked_regions(self.bc, qk_chunks(problem), chunks(problem.head_dim_v)))
         regions: list[Region] = []
@@ -240,8 +243,8 @@ class Wgmma(AdvisedParameters):
             "partial_width": 4,
             "partial_floats": self.partial_floats(problem),
             "shares_keys": self.key_shares() > 1 or self.shares_last_turn(),
-            "most_shares_of_turn": MOST_SHARES_OF_TURN,
-            "most_blocks_of_tile": MOST_BLOCKS_OF_TILE,
+            "most_shares": MOST_SHARES,
+            "clear_threads": CLEAR_THREADS,
             "writes_rows": self.writes_rows(problem),
             "producer_registers": producer_registers(self, problem, limits) if shares else 0,
             "consumer_registers": consumer_registers(self, problem, limits) if shares else 0,

@@ -8,7 +8,7 @@ from ...handover.reach import FAR_KEYS, LEFT_OUT, WALKED
 from ...limits import DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...scored_tiles.arrays import TileArray, met_by, tile_arrays
-from ...scoring.values import keys_in_reach
+from ...scoring.values import first_rows_see_less, keys_in_reach
 from ...variant import Variant, param
 
 #: How many blocks may share the keys of a tile of rows by way of the workspace: so many that, of whatever
@@ -251,6 +251,14 @@ class Parameters(Variant):
 
     def shares_last_turn(self) -> bool:
         return self.last_turn == SHARED
+
+    def handed_floats(self, problem: Problem) -> int:
+        """Returns the floats that a warpgroup hands on: of each thread its outputs, two maxima and sums."""
+        return GROUP * (problem.head_dim_v // 2 + 4)
+
+    def tiles_of_item(self, problem: Problem) -> int:
+        """Returns how many tiles of rows blocks that stay take as one: two where later rows see more keys."""
+        return 2 if first_rows_see_less(problem) else 1
 
     def partial_floats(self, problem: Problem) -> int:
         """Returns the floats of a partial result: of each row outputs, sums of four lanes, the maximum."""

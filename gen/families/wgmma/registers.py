@@ -18,6 +18,8 @@ CONVERTED_TOGETHER = 4
 COPYING_REGISTERS, CONVERTING_REGISTERS, SPLITTING_REGISTERS = 24, 56, 72
 #: Where it copies tiles that it finds in memory itself, at least: some of its loops spill with fewer.
 FINDING_REGISTERS = 32
+#: Where it finds its block's share of a last turn.
+DEALING_REGISTERS = 32
 #: Where several of its warps copy pieces of pages, and one of them queries besides.
 SHARING_REGISTERS = 56
 #: Where another warp brings arrays: of all tiles of keys, or of those on a list.
@@ -47,6 +49,8 @@ def producer_registers(variant: Parameters, problem: Problem, limits: DeviceLimi
     """Returns what a thread of the producer keeps of what the launch gives."""
     if is_split(problem):
         return _finding_registers(variant, limits) if variant.splits_in_front else SPLITTING_REGISTERS
+    if variant.shares_last_turn():
+        return DEALING_REGISTERS
     if variant.turns_values_in_front:
         return COPYING_REGISTERS
     if variant.has_small_weights():

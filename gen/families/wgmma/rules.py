@@ -336,8 +336,8 @@ class RuledParameters(Parameters):
             return None
         if not self.persistent:
             return "last_turn=shared: blocks of one tile have no turns"
-        if not problem.scores.is_plain or not problem.scores.all_rows_alike or problem.layout != DENSE:
-            return "last_turn=shared: made for rows that see all keys of arrays of one length"
+        if not problem.scores.is_plain or problem.layout != DENSE:
+            return "last_turn=shared: made for plain scores of arrays of one length"
         if ITEM_BYTES[problem.dtype] != 2:
             return f"last_turn=shared: not made for {problem.dtype}"
         if self.key_shares() > 1:

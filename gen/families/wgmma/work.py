@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from ...handover.last_turn import MOST_SHARES
 from ...handover.reach import mean_tiles_in_reach, reaches_of_heads, work_in_front
-from ...handover.split_keys import MOST_SHARES_OF_TURN
 from ...limits import WARP, DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...scored_tiles.arrays import met_by
@@ -126,10 +126,10 @@ class GroupWork(Work):
     left_bytes: float = 0.0
     """Bytes that a block leaves, for each query tile on average, for another launch, which puts together what
     blocks with the same rows made of shares of the keys."""
-    shares: float = 1
+    shares: int = 1
     """Blocks that leave something for the same rows."""
     shares_turn: bool = False
-    """Whether blocks that stay share the tiles of a last turn evenly."""
+    """Whether blocks that stay share the tiles of a last turn evenly, and leave it for each other alone."""
     split_rounds: float = 0.0
     """Rounds of eight reads, by a lane of the busiest warp that splits float32, for a tile of keys and one of
     values."""
@@ -315,20 +315,15 @@ def _interval(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
     return problem.scores.interval(np.arange(problem.seqlen_q), problem.seqlen_q, problem.seqlen_k, values)
 
 
-def _left(
-    variant: Wgmma, problem: Problem, limits: DeviceLimits, walks: tuple[int, ...]
-) -> dict[str, Any]:
-    """`GroupWork.left_bytes`, `GroupWork.shares` and `GroupWork.shares_turn`."""
+def _left(variant: Wgmma, problem: Problem, limits: DeviceLimits, walks: tuple[int, ...]) -> dict[str, Any]:
+    """`GroupWork.left_bytes` and what else differs where blocks leave some for each other."""
     if not variant.shares_last_turn():
         return {"left_bytes": variant.left_bytes(problem), "shares": variant.workspace_splits}
-    tiles, blocks = len(walks) * heads_alike(problem), limits.blocks_at_once(variant.min_blocks, 1)
-    left = tiles % min(tiles, blocks)
-    results = min(blocks, MOST_SHARES_OF_TURN * left) + left
-    return {
-        "left_bytes": 4.0 * variant.partial_floats(problem) * results / tiles,
-        "shares": results / max(1, left),
-        "shares_turn": True,
-    }
+    tiles = heads_alike(problem) * len(walks)
+    items, blocks = tiles // variant.tiles_of_item(problem), limits.blocks_at_once(variant.min_blocks, 1)
+    takers = min(blocks, MOST_SHARES * (items % max(1, min(items, blocks))))
+    handed = 4.0 * variant.consumers * variant.handed_floats(problem)
+    return {"left_bytes": handed * takers / tiles, "shares_turn": True, "launches_in_front": 1}
 
 
 def _partial_bytes(variant: Wgmma, problem: Problem) -> float:

@@ -62,7 +62,6 @@ OF_OTHER_MODULES = {
     "keys_per_block",
     "makes",
     "wanted_blocks",
-    "shares_turn",
 }
 MEASURED: dict[str, Any] = {
     "times_us": [5100.0, 5123.4, 5150.0],
@@ -179,6 +178,16 @@ def test_a_thin_module_reads_back(kernel: Kernel, tmp_path: Path) -> None:
     (tmp_path / "best.cu").unlink()
     with pytest.raises(FlashgenError, match=r"takes its source from .*best\.cu, which cannot be read"):
         read_emitted(tmp_path / "best.py")
+
+
+def test_kernels_of_a_shared_last_turn_read_back(tmp_path: Path) -> None:
+    problem = Problem(dtype="bf16", head_dim=64)
+    kernel = render(Wgmma(br=64, bc=64, last_turn="shared"), problem, H200)
+    (tmp_path / "best.cu").write_text(emit_cuda(kernel, device="NVIDIA H200", measurement=MEASURED))
+    (tmp_path / "best.py").write_text(emit_thin_module(kernel, device="NVIDIA H200", measurement=MEASURED))
+    for name in ("best.cu", "best.py"):
+        found = read_emitted(tmp_path / name).kernel
+        assert (as_rendered(found), found.launches) == (kernel, kernel.launches)
 
 
 def test_arguments_lie_as_in_the_struct(kernel: Kernel) -> None:

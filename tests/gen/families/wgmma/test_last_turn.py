@@ -4,6 +4,7 @@ of few multiprocessors, where small problems have turns."""
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ H200 = preset("h200")
 FEW = replace(H200, num_sms=3)
 BRAIN = Problem(dtype="bf16", head_dim=24, head_dim_v=24)
 HALF = Problem(dtype="f16", head_dim=40, head_dim_v=72)
+CAUSAL = replace(BRAIN, causal=True)
 SHARED = Wgmma(br=64, bc=16, last_turn="shared")
 #: By what meets the end of a share: where Q lies and outputs leave from, schedules, several consumers, tails.
 WAYS: dict[str, tuple[Problem, dict[str, Any]]] = {
@@ -40,10 +42,16 @@ WAYS: dict[str, tuple[Problem, dict[str, Any]]] = {
     "weights in shared memory": (BRAIN, {"p_in_shared": True, "br": 256, "bc": 32}),
     "a narrow last tile": (HALF, {"tail": 16, "bc": 64, "schedule": "chained"}),
     "two blocks on a multiprocessor": (BRAIN, {"min_blocks": 2, "poly_exp": 4}),
+    "wide rows": (replace(BRAIN, head_dim=136, head_dim_v=136), {}),
+    "pairs": (CAUSAL, {}),
+    "pairs, outputs apart": (replace(HALF, causal=True), {"br": 128, "bc": 32, "o_apart": True}),
+    "pairs, chained": (CAUSAL, {"schedule": "chained", "bc": 48, "q_in_registers": True, "o_apart": True}),
 }
 #: Heads, rows and keys: of tiles of 64 rows a last turn of one, of two, of none, and no whole turn at all;
 #: keys for many shares, for fewer tiles than shares, for one.
 SHAPES = ((4, 50, 333), (5, 64, 77), (6, 64, 100), (2, 64, 400), (4, 9, 30), (4, 64, 2))
+#: Of several tiles of rows, which are pairs under a causal mask: odd and even, more keys than rows and fewer.
+LONG = ((2, 333, 333), (1, 600, 600), (3, 200, 420), (2, 450, 130), (5, 129, 129))
 
 
 def variant_of(way: str) -> Wgmma:
@@ -79,16 +87,22 @@ def test_kernels_pass_the_sanitizer(way):
 @pytest.mark.parametrize("way", sampled(sorted(WAYS), 2, thorough=len(WAYS)))
 @pytest.mark.parametrize("multiprocessors", [3, 4])
 def test_all_turns_are_right_in_any_order_to_the_bit(way, multiprocessors):
+    """Under the other mask, too, which callers build the same text with."""
     problem, limits = WAYS[way][0], replace(FEW, num_sms=multiprocessors)
-    built = SimDevice("few", limits).toolchain().build(render(variant_of(way), problem, limits))
-    for heads, rows, keys in SHAPES:
-        case = inputs(problem, rows, keys, 0.25, heads=heads, kv_heads=1)
-        runs = [SimRunner(limits, seed=n).attend(built, *case, scale=0.25, want_lse=True) for n in range(3)]
-        assert len({(o.tobytes(), lse.tobytes()) for o, lse in runs if lse is not None}) == 1
-        o, lse = runs[0]
-        expected = reference.attention(*case, scale=0.25, scores=problem.scores)
-        assert np.abs(o.astype(np.float64) - expected.o).max() < 2e-2
-        assert lse is not None and np.allclose(lse, expected.lse, atol=2e-3)
+    kernel = render(variant_of(way), problem, limits)
+    for causal in (problem.causal, not problem.causal):
+        built = SimDevice("few", limits).toolchain().build(kernel.with_mask(causal))
+        scores = replace(problem, causal=causal).scores
+        for heads, rows, keys in (*SHAPES, *LONG):
+            case = inputs(problem, rows, keys, 0.25, heads=heads, kv_heads=1)
+            runs = [
+                SimRunner(limits, seed=n).attend(built, *case, scale=0.25, want_lse=True) for n in range(3)
+            ]
+            assert len({(o.tobytes(), lse.tobytes()) for o, lse in runs if lse is not None}) == 1
+            o, lse = runs[0]
+            expected = reference.attention(*case, scale=0.25, scores=scores)
+            assert np.abs(o.astype(np.float64) - expected.o).max() < 2e-2
+            assert lse is not None and np.allclose(lse, expected.lse, atol=2e-3)
 
 
 @pytest.mark.thorough
@@ -96,22 +110,53 @@ def test_all_turns_are_right_in_any_order_to_the_bit(way, multiprocessors):
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
-        ("min(block, takers) / takers", "min(block, takers - 1) / takers"),
-        ("(key_tile + 1) * takers - 1)", "(key_tile + 1) * takers)"),
-        ("key_tile = min(end, before + key_tiles);", "key_tile = end;"),
+        ("min(block, takers) * share", "min(block, takers - 1) * share"),
+        ("+ min(block, extra)", ""),
+        ("key_tile < longer", "key_tile <= longer"),
+        ("next.share.hands_on = next.share.last_tile < tiles;", ""),
+        ("next.share.last_tile < tiles;", "next.share.last_tile <= tiles;"),
+        ("next.share.givers = int(blockIdx.x) - turn.block_of(from);", "next.share.givers = 1;"),
+        ("next.share.givers = int(blockIdx.x) - turn.block_of(from);", "next.share.givers = 0;"),
+        ("done = ~from_own;", "done = ~begin;"),
+        ("min(end - from, tiles)", "tiles"),
+        ("from_own - from;", "0;"),
+        ("(takes_first ? of_last : 0)", "0"),
+        ("next.q_tile = takes_first ? first : last;", "next.q_tile = last;"),
+        ("takes_first && first == last ? 0 : ", ""),
+        ("place(turns * blocks + nth)", "place(nth)"),
+        ("done % 2 == 0 && q_tile == first ? 2 : 1", "done % 2 == 0 ? 2 : 1"),
+        ("done % 2 == 0 && q_tile == first ? 2 : 1", "false ? 2 : 1"),
+        ("done % 2 == 0 ? q_tiles - 1 - first : first", "done >= 0 ? q_tiles - 1 - first : first"),
+        ("done % 2 == 1 ? first : last;", "done < 0 ? first : last;"),
         ("last_tile = min(share.last_tile, last_tile);", ""),
         ("first_tile = min(share.first_tile, last_tile);", "first_tile = 0;"),
-        ("int(blockIdx.x) + nth};", "int(blockIdx.x)};"),
-        ("result_of(args, first_block + nth_left)", "result_of(args, first_block)"),
-        ("- first_block + 1;", "- first_block;"),
-        ("if (turn.tiles == 0) return;", "return;"),
-        ("turn.whole + nth_left,", "nth_left,"),
-        ("tile = whole + nth;", "tile = nth;"),
+        ("int(blockIdx.x) - i, softmax", "int(blockIdx.x) - 1, softmax"),
+        ("wait_for_number(handed_number(args, block, consumer), 1);", ""),
+        ("named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);  // all have left theirs", ""),
+        ("*handed_number(args, 0, i) = 0;", ";"),
+        ("own[h] * softmax.sum[h]", "softmax.sum[h]"),
+        ("own[0] != 1.0f || own[1] != 1.0f", "own[0] != 1.0f"),
+        ("fmaf(others[1], four.z,", "fmaf(others[0], four.z,"),
+        ("softmax.max[h] = row_max;\n    softmax.sum[h] = fmaf(others", "softmax.sum[h] = fmaf(others"),
     ],
 )
 def test_mistakes_are_caught(right, wrong):
-    shapes = [(50, 333, 0.3), (200, 130, 0.3), (64, 2, 0.3)]
-    assert is_caught(kernel_of("outputs apart"), right, wrong, FEW, shapes, heads=5, kv_heads=1)
+    shapes = [(50, 333, 0.3), (330, 330, 0.3), (200, 130, 0.3), (64, 2, 0.3)]
+    assert is_caught(kernel_of("pairs"), right, wrong, FEW, shapes, heads=5, kv_heads=1)
+
+
+def test_there_is_room_for_the_keys_of_any_pair():
+    """As the text counts it, of the first two pairs: whatever a head's rows and keys."""
+    counted = "max(first, count_key_tiles(args, q_tiles - 2) + count_key_tiles(args, 1)) + 2"
+    assert counted in kernel_of("pairs").source
+
+    def tiles(q_tile: int, rows: int, keys: int) -> int:
+        return max(1, -(-max(0, min(keys, (q_tile + 1) * 64 + keys - rows)) // 16))
+
+    for rows, keys in product(range(1, 700, 13), range(1, 900, 17)):
+        last = -(-rows // 64) - 1
+        pairs = [tiles(i, rows, keys) + tiles(last - i, rows, keys) for i in range(last // 2 + 1)]
+        assert max(pairs) <= max(pairs[0], tiles(last - 1, rows, keys) + tiles(1, rows, keys)) + 2
 
 
 @pytest.mark.thorough
@@ -120,7 +165,7 @@ def test_mistakes_are_caught(right, wrong):
 def test_q_is_given_up_behind_a_share(way):
     """Else whose rows come next, another share's, never come."""
     kernel, given_up = kernel_of(way), "if (leader) barrier_arrive(&smem.q_empty[q_pipe.stage]);"
-    before = kernel.source.partition("if (tile.place >= 0) {")[0].count(given_up)
+    before = kernel.source.partition("if (tile.share.hands_on) {")[0].count(given_up)
     assert is_caught(kernel, given_up, "", FEW, [(64, 333, 0.3)], before, heads=5, kv_heads=1)
 
 
@@ -128,9 +173,9 @@ def test_texts_are_tidy():
     for way in WAYS:
         kernel = kernel_of(way)
         assert_tidy(kernel.source, way)
-        main, combine = kernel.launches
+        clear, main = kernel.launches
         assert main.max_blocks == FEW.blocks_at_once(variant_of(way).min_blocks, 1)
-        assert combine.role == "combine" and combine.max_blocks is None and combine.dependent
+        assert (clear.role, clear.max_blocks) == ("clear", 1) and main.dependent
         assert main.shares_turn and not kernel_of_whole(way).launch.shares_turn
 
 
@@ -138,27 +183,27 @@ def kernel_of_whole(way: str) -> Kernel:
     return render(replace(variant_of(way), last_turn="whole"), WAYS[way][0], FEW)
 
 
-def test_there_is_room_for_what_two_shares_of_each_block_make():
+def test_there_is_room_for_what_blocks_hand_on():
     kernel = kernel_of("outputs apart")
-    results = 2 * FEW.num_sms
-    stride = 72 + (8 - 72) % 32
-    assert kernel.workspace is not None
-    floats = kernel.workspace.floats.value(dict.fromkeys(kernel.workspace.sizes, 1))
-    assert floats == -(-results * 128 * (stride + 5) // 64) * 64
+    assert kernel.workspace is not None and kernel.workspace.sizes == ()
+    of_threads = 72 // 2 + 4
+    assert [each.floats.value({}) for each in kernel.workspace.regions] == [
+        FEW.num_sms * 2,
+        FEW.num_sms * 2 * 128 * of_threads,
+    ]
 
 
 @pytest.mark.parametrize(
     ("problem", "changes", "message"),
     [
         (BRAIN, {"persistent": False}, "last_turn=shared: blocks of one tile have no turns"),
-        (replace(BRAIN, causal=True), {}, "last_turn=shared: made for rows that see all keys"),
-        (replace(BRAIN, scoring=Scoring(alibi=True)), {}, "last_turn=shared: made for rows that see all"),
-        (replace(BRAIN, scoring=Scoring(lengths=True)), {}, "last_turn=shared: made for rows that see all"),
-        (replace(BRAIN, page_size=16), {}, "made for rows that see all keys of arrays of one length"),
+        (replace(BRAIN, scoring=Scoring(alibi=True)), {}, "last_turn=shared: made for plain scores"),
+        (replace(BRAIN, scoring=Scoring(lengths=True)), {}, "last_turn=shared: made for plain scores"),
+        (replace(BRAIN, page_size=16), {}, "made for plain scores of arrays of one length"),
         (
             replace(BRAIN, varlen="uniform:1-100"),
             {},
-            "made for rows that see all keys of arrays of one length",
+            "made for plain scores of arrays of one length",
         ),
         (Problem(head_dim=64), {"bc": 64}, "last_turn=shared: not made for f32"),
         (BRAIN, {"cluster": 2}, "cluster=2: last_turn=shared is for blocks with a tile of one head each"),
@@ -176,7 +221,7 @@ def test_what_cannot_run_is_told(problem, changes, message):
         (16, 8192, 8192, None),
         (33, 4096, 8192, "1056 tiles leave 0 of 132 blocks a last one"),
         (8, 1024, 8192, "64 tiles leave 64 of 132 blocks a last one"),
-        (16, 8192, 1024, "1024 keys are too few for what putting results together takes"),
+        (16, 8192, 500, "500 keys are too few for what it takes to put results together"),
     ],
 )
 def test_searches_share_where_blocks_would_be_idle(heads, rows, keys, told):
