@@ -386,8 +386,8 @@ struct PipelineState {
   }
 };
 
-// A block's range of a tile's keys, as tiles of them. Who has the last keys takes over what others make of the rows:
-// from this block, which `hands_on`, or it has the last ones itself, and as many blocks before it are `givers`.
+// A block's range of a tile's keys, as tiles of them. Where several blocks have some, the one with the last makes
+// outputs of all: it takes over from its `givers`, so many blocks before it, of which each `hands_on`.
 struct Share {
   int first_tile, last_tile, givers;
   bool hands_on;
@@ -806,6 +806,7 @@ __device__ __forceinline__ float4* handed_results(const AttentionArgs& args, int
   return results + (block * kConsumers + consumer) * ((kDv / 8 + 1) * kWarpgroup) + threadIdx.x % kWarpgroup;
 }
 
+// Leaves what the block's keys make of the rows.
 __device__ __forceinline__ void hand_on(
     const AttentionArgs& args, const SoftmaxState& softmax, const float (&o)[kDv / 2], int consumer) {
   float4* const results = handed_results(args, blockIdx.x, consumer);
@@ -1245,4 +1246,4 @@ extern "C" int attention_bf16_d64(const AttentionArgs* args, cudaStream_t stream
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"pack_heads": false, "br": 256, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 64, "persistent": true, "last_turn": "shared", "q_stages": 1, "o_apart": true, "p_in_shared": false, "weights": "f16", "values": "in_place", "powers": "rounded", "score_type": "f32", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 3, "v_stages": 3, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64", "launches": [{"threads": 128, "smem_bytes": 0, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [], "max_blocks": 1, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "clear", "shares_turn": true}, {"threads": 640, "smem_bytes": 115712, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "shares_turn": true, "dependent": true}], "digest": "9188823e979ef332", "figures": [1614, 994]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto"}, "family": "wgmma", "variant": {"pack_heads": false, "br": 256, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 64, "persistent": true, "last_turn": "shared", "q_stages": 1, "o_apart": true, "p_in_shared": false, "weights": "f16", "values": "in_place", "powers": "rounded", "score_type": "f32", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 3, "v_stages": 3, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "products", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64", "launches": [{"threads": 128, "smem_bytes": 0, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [], "max_blocks": 1, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "clear", "shares_turn": true}, {"threads": 640, "smem_bytes": 115712, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "shares_turn": true, "dependent": true}], "digest": "0e913a766ed42495", "figures": [1614, 994]}

@@ -124,12 +124,12 @@ class GroupWork(Work):
     partial_bytes: float = 0.0
     """Bytes that a block reads of others' shared memory where they share keys."""
     left_bytes: float = 0.0
-    """Bytes that a block leaves, for each query tile on average, for another launch, which puts together what
-    blocks with the same rows made of shares of the keys."""
+    """Bytes that a block leaves, for each query tile on average, for who puts together what blocks with the
+    same rows made of shares of the keys: another launch, or one of these blocks."""
     shares: int = 1
     """Blocks that leave something for the same rows."""
     shares_turn: bool = False
-    """Whether blocks that stay share the tiles of a last turn evenly, and leave it for each other alone."""
+    """Whether blocks that stay share the tiles of a last turn evenly, for which no other launch is needed."""
     split_rounds: float = 0.0
     """Rounds of eight reads, by a lane of the busiest warp that splits float32, for a tile of keys and one of
     values."""

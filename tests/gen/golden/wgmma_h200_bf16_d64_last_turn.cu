@@ -362,8 +362,8 @@ struct PipelineState {
   }
 };
 
-// A block's range of a tile's keys, as tiles of them. Who has the last keys takes over what others make of the rows:
-// from this block, which `hands_on`, or it has the last ones itself, and as many blocks before it are `givers`.
+// A block's range of a tile's keys, as tiles of them. Where several blocks have some, the one with the last makes
+// outputs of all: it takes over from its `givers`, so many blocks before it, of which each `hands_on`.
 struct Share {
   int first_tile, last_tile, givers;
   bool hands_on;
@@ -773,6 +773,7 @@ __device__ __forceinline__ float4* handed_results(const AttentionArgs& args, int
   return results + (block * kConsumers + consumer) * ((kDv / 8 + 1) * kWarpgroup) + threadIdx.x % kWarpgroup;
 }
 
+// Leaves what the block's keys make of the rows.
 __device__ __forceinline__ void hand_on(
     const AttentionArgs& args, const SoftmaxState& softmax, const float (&o)[kDv / 2], int consumer) {
   float4* const results = handed_results(args, blockIdx.x, consumer);
