@@ -15,10 +15,10 @@ from ...templates.runtime.attention import _check_call
 
 #: The largest number of e4m3.
 LARGEST = 448.0
-#: The exponent, of a power of two, that 1 of q · k counts for: from here on exponents of up to 2^8 fit f16, in
-#: which the fastest kernels have them (`score_type`). Where it counts for less, they bring Q down first.
+#: The exponent, of a power of two, that 1 of q · k counts for: from here on exponents of up to 2^8 fit f16,
+#: in which the fastest kernels have them (`score_type`). Where it counts for less, they bring Q down first.
 WANTED_SCALE = 2.0**-8
-#: How often the largest numbers of q and of k are halved for it at most. As it is, numbers down to 2^-15 of the
+#: How often the largest numbers of q and of k are halved for it at most. Before, numbers down to 2^-15 of the
 #: largest have all bits of e4m3; after so many halvings, those down to 2^-10 of it.
 MOST_HALVINGS = 5
 
