@@ -19,10 +19,9 @@ from .registers import consumer_registers, needed_registers
 from .rules import RuledParameters, why_not_packed
 from .shared_memory import bytes_of_storage, tiles_ahead
 
-#: Keys per tile that are few for a long sequence, and tiles of keys that make copies of Q negligible.
+#: Keys per tile that are few for a long sequence, and tiles of keys that make copies of Q negligible, and
+#: shares of them worth what it takes to put results together.
 SMALL_TILE, MANY_TILES = 64, 32
-#: Tiles of keys of which shares are hardly worth what they cost.
-FEW_TILES = 8
 #: A cluster loses too much where a block waits for more than this share of its neighbour's time.
 WAITING_SHARE = 1 / 8
 #: Query rows from which those of one head fill tiles, whatever their size.
@@ -92,7 +91,7 @@ class AdvisedParameters(RuledParameters):
             return f"bc={self.bc}: {keys} keys are no tile for each of {shares} shares"
         return splits_too_little(self.workspace_splits, self.bc, keys, problem)
 
-    @rule("shares of keys", after="bc", advisory=True)
+    @rule("shares of keys", after="min_blocks", advisory=True)
     def _last_turns_leave_blocks_idle(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if not self.shares_last_turn():
             return None
@@ -104,7 +103,7 @@ class AdvisedParameters(RuledParameters):
             what = "tiles" if self.tiles_of_item(problem) == 1 else "pairs of tiles"
             return f"last_turn=shared: {items} {what} leave {left} of {blocks} blocks a last one"
         keys = self.keys_walked(problem)
-        if keys < FEW_TILES * self.bc:
+        if keys < MANY_TILES * self.bc:
             return f"last_turn=shared: {keys} keys are too few for what it takes to put results together"
         return None
 

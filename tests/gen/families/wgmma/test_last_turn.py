@@ -221,7 +221,7 @@ def test_what_cannot_run_is_told(problem, changes, message):
         (16, 8192, 8192, None),
         (33, 4096, 8192, "1056 tiles leave 0 of 132 blocks a last one"),
         (8, 1024, 8192, "64 tiles leave 64 of 132 blocks a last one"),
-        (16, 8192, 500, "500 keys are too few for what it takes to put results together"),
+        (16, 8192, 2000, "2000 keys are too few for what it takes to put results together"),
     ],
 )
 def test_searches_share_where_blocks_would_be_idle(heads, rows, keys, told):
