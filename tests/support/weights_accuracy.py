@@ -28,6 +28,7 @@ from flashgen.tuner.front.quantize import Quantized
 
 H200 = PRESETS["h200"]
 HEADS, ROWS, HEAD_DIM = 4, 64, 64
+STRAIGHT = Wgmma(br=64, bc=128, weights="e4m3", values="in_front", powers="straight", promotion="segments")
 KERNELS = {
     "bf16": (Problem(dtype="bf16", head_dim=HEAD_DIM), Wgmma(br=64, bc=128)),
     "e4m3": (Problem(dtype="e4m3", head_dim=HEAD_DIM), Wgmma(br=64, bc=128)),
@@ -39,21 +40,10 @@ KERNELS = {
         Problem(dtype="e4m3", precision=EIGHT, head_dim=HEAD_DIM),
         Wgmma(br=64, bc=128, weights="e4m3", values="in_front", promotion="segments"),
     ),
-    "straight": (
-        Problem(dtype="e4m3", precision=EIGHT, head_dim=HEAD_DIM),
-        Wgmma(br=64, bc=128, weights="e4m3", values="in_front", powers="straight", promotion="segments"),
-    ),
+    "straight": (Problem(dtype="e4m3", precision=EIGHT, head_dim=HEAD_DIM), STRAIGHT),
     "pairs": (
         Problem(dtype="e4m3", precision=EIGHT, head_dim=HEAD_DIM),
-        Wgmma(
-            br=64,
-            bc=128,
-            weights="e4m3",
-            values="in_front",
-            powers="straight",
-            score_type="f16",
-            promotion="segments",
-        ),
+        replace(STRAIGHT, score_type="f16"),
     ),
 }
 

@@ -96,7 +96,7 @@ class AdvisedParameters(RuledParameters):
         if not self.shares_last_turn():
             return None
         of_head = -(-self._row_tiles(problem) // self.tiles_of_item(problem))
-        items = problem.batch * problem.num_q_heads * of_head
+        items = problem.batch * self._heads_apart(problem) * of_head
         blocks = limits.blocks_at_once(self.min_blocks, 1)
         left = items % blocks
         if self._blocks_alone(problem) < blocks or not 0 < left < FILLED * blocks:
