@@ -9,11 +9,13 @@ from pathlib import Path
 
 from optuna.storages import BaseStorage
 
+from ...gen.families import family_named
 from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
+from ...gen.space import enumerate_space
+from ...gen.variant import Variant
 from ..evaluate.reasons import count_reasons
 from ..predict.bounds import predicted
-from ..predict.catalogue import build_catalogue
 from ..predict.peak import peak_of
 from ..predict.prediction import Prediction
 from ..predict.rank_correlation import spearman
@@ -22,7 +24,7 @@ from ..store.studies import storage_errors
 from .charts.svg import thinned
 from .chosen import Group
 from .content import MOST_PREDICTED, FamilyPart, Origin, Pruned, Report, Trial
-from .read_study import ReadStudy, read_study
+from .read_study import ReadStudy, about_study, read_study
 from .winner import winner_of
 
 
@@ -39,14 +41,18 @@ def make_report(
     ``where`` names the storage in errors, ``out`` is where the winner's file may be, ``older`` counts groups
     of the same problem and card by other versions.
     """
+    problem = group.problem
     with storage_errors(where):
+        abouts = [about_study(storage, name) for name in group.names]
+        about = abouts[0]
+        limits = DeviceLimits.from_dict(about["limits"])
+        # Before any trial is read: to walk a space takes as much memory for a while as thousands of trials.
+        pruned = [_pruned(family_named(each["family"]), problem, limits) for each in abouts]
         studies = [read_study(storage, name) for name in group.names]
-    about = studies[0].about
-    problem, limits = group.problem, DeviceLimits.from_dict(about["limits"])
     by_family = _trials(studies, problem, limits)
     parts = [
-        _family_part(study, by_family[study.name], problem, limits, bool(about["predicted"]))
-        for study in studies
+        _family_part(study, by_family[study.name], removed, bool(about["predicted"]))
+        for study, removed in zip(studies, pruned, strict=True)
     ]
     parts.sort(key=lambda part: part.best_us)
     trials = sorted((t for each in by_family.values() for t in each), key=lambda t: t.number)
@@ -94,18 +100,20 @@ def _predictions(study: ReadStudy, problem: Problem, limits: DeviceLimits) -> di
     return {trial.number: predicted(trial.outcome.variant, problem, limits) for _, trial in timed}
 
 
-def _family_part(
-    study: ReadStudy, trials: tuple[Trial, ...], problem: Problem, limits: DeviceLimits, emulated: bool
-) -> FamilyPart:
+def _pruned(family: type[Variant], problem: Problem, limits: DeviceLimits) -> Pruned:
+    space = enumerate_space(family, problem, limits)
+    return Pruned(space.total, space.removed, len(space))
+
+
+def _family_part(study: ReadStudy, trials: tuple[Trial, ...], pruned: Pruned, emulated: bool) -> FamilyPart:
     timed = [(t.variant, t.median_us, t.prediction) for t in trials if t.median_us is not None]
     variants, times = [v for v, _, _ in timed], [us for _, us, _ in timed]
     both = [(p.median_us, us) for _, us, p in timed if p is not None]
-    catalogue = build_catalogue(study.family, problem, limits)
     return FamilyPart(
         family=study.family,
         trials=trials,
         unreadable=study.unreadable,
-        pruned=Pruned(catalogue.total, dict(catalogue.removed), len(catalogue)),
+        pruned=pruned,
         importance=importance(variants, times),
         rho=None if emulated else spearman([p for p, _ in both], [us for _, us in both]),
     )

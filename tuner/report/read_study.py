@@ -27,9 +27,14 @@ class ReadStudy:
     in_flight: int
 
 
+def about_study(storage: BaseStorage, name: str) -> Mapping[str, Any]:
+    """Returns what a study says of itself, without a trial of it."""
+    return storage.get_study_user_attrs(storage.get_study_id_from_name(name))
+
+
 def read_study(storage: BaseStorage, name: str) -> ReadStudy:
     study_id = storage.get_study_id_from_name(name)
-    about = storage.get_study_user_attrs(study_id)
+    about = about_study(storage, name)
     family = family_named(about["family"])
     done: list[EndedTrial] = []
     unreadable = in_flight = 0

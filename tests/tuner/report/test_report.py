@@ -17,6 +17,7 @@ import pytest
 from flashgen.gen.families import family_named
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
+from flashgen.gen.space import enumerate_space
 from flashgen.tuner.cli import app
 from flashgen.tuner.errors import FlashgenError
 from flashgen.tuner.evaluate.outcome import Measurement, Outcome, Status
@@ -62,10 +63,14 @@ def catalogue_of(family_name, problem=PROBLEM, limits=LIMITS):
     return build_catalogue(family_named(family_name), problem, limits, HELD[family_name])
 
 
+def small_space(family, problem, limits):
+    return enumerate_space(family, problem, limits, HELD[family.family])
+
+
 @pytest.fixture(autouse=True)
 def small_spaces(monkeypatch):
     """Spaces that are enumerated at once."""
-    monkeypatch.setattr(gathering, "build_catalogue", lambda family, *_: catalogue_of(family.family))
+    monkeypatch.setattr(gathering, "enumerate_space", small_space)
 
 
 def measured(variant, us):
@@ -136,7 +141,7 @@ def page(tmp_path_factory):
     """The page of a study of two families."""
     storage = optuna.storages.InMemoryStorage()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gathering, "build_catalogue", lambda family, *_: catalogue_of(family.family))
+        patch.setattr(gathering, "enumerate_space", small_space)
         add_study(storage, "ladder", fake_outcomes("ladder", 30))
         add_study(storage, "simt", fake_outcomes("simt", 40, seed=1))
         return render_html(report_on(storage, tmp_path_factory.mktemp("none")))
