@@ -176,6 +176,10 @@ class BlockWork(Work):
     """Whether blocks take one tile after the other, and have what the next one needs brought meanwhile."""
     pace: float = 1.0
     """How much longer the loop takes than its counts tell, where times of a card say so of a parameter."""
+    last_slices: int = 1
+    """Slices of each tile of a last turn, where there are fewer tiles left than blocks that stay."""
+    last_turns: int = 1
+    """Turns, of a slice each, that the last turn then takes."""
 
     @cached_property
     def blocks(self) -> int:

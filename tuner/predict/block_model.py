@@ -305,6 +305,9 @@ def _makespan(work: BlockWork, limits: DeviceLimits, resident: int, coefficients
     if work.is_even:
         # Whole waves, then one with fewer blocks per SM.
         waves, rest = divmod(per_sm, resident)
+        if work.last_slices > 1:
+            shared = _cycles_together(_shortened(work), limits, resident, coefficients)
+            return (waves - 1) * cycles(resident) + work.last_turns * shared
         return (waves * cycles(resident) if waves else 0.0) + (cycles(rest) if rest else 0.0)
     together = min(resident, per_sm)
     slots = limits.num_sms * together
@@ -312,6 +315,21 @@ def _makespan(work: BlockWork, limits: DeviceLimits, resident: int, coefficients
     lengths = tuple(walk.paced_tiles + work.warps for walk in work.walks for _ in range(walk.blocks))
     longer = stretch(lengths, work.heads, slots, work.heads if work.heads_interleaved else 1)
     return work.blocks / slots * cycles(together) * longer
+
+
+def _shortened(work: BlockWork) -> BlockWork:
+    """The work of blocks with slices of the tiles of a last turn: as much once, of the loop a part."""
+    slices = work.last_slices
+    walks = (
+        replace(
+            walk,
+            tiles=-(-walk.tiles // slices),
+            warp_tiles=-(-walk.warp_tiles // slices),
+            paced_tiles=-(-walk.paced_tiles // slices),
+        )
+        for walk in work.walks
+    )
+    return replace(work, walks=tuple(walks))
 
 
 def _memory_us(

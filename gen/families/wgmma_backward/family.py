@@ -36,6 +36,10 @@ adds to a gradient is summed apart, a chunk of columns at a time: so accumulator
 cannot hold, never grow large. Beside three products each, what is added up in memory is little: each
 consumer adds for its own keys, and waits for no other.
 
+Blocks that stay may leave fewer tiles of keys for a last turn than there are blocks. Each of these can be
+cut into slices of its rows, of which every one is a turn: the block that has it takes over what the slices
+before it make of the keys' gradients, adds its own and hands that on, or writes it (``last_turn``).
+
 Packed sequences are copied by boxes that end where each of them does; what is left of their rows in memory
 has room for whole tiles of each, so that tiles begin with sequences.
 """
@@ -46,6 +50,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from ...expression import Constant, divided_up
+from ...handover.last_turn import MOST_SHARES, handed_regions
 from ...handover.reach import reach_regions
 from ...handover.split_tiles import (
     ARRAYS_OF_GRADIENTS,
@@ -66,11 +71,13 @@ from ..arithmetic import LEAST_EXPONENT, TOP_EXPONENT
 from ..used_tiles import UsedTiles
 from ..wgmma.parameters import GROUP, is_split
 from ..wgmma.shared_memory import ALIGNMENT, CHUNK, chunks
-from .parameters import ADDING_WARPS, SECTION_SHARE, SUM_COLUMNS, SUM_ROWS, consumer_registers
+from .parameters import ADDING_WARPS, SECTION_SHARE, SLICE_TILES, SUM_COLUMNS, SUM_ROWS, consumer_registers
 from .rules import RuledParameters
 
 #: The region of a workspace that counts the turns which blocks have taken.
 TURNS = "turns"
+#: That which says into how many slices tiles of keys of the last turn are cut.
+SLICES = "slices"
 #: And that which says of each tile of rows whose keys come next.
 NEXT_KEYS = "next_keys"
 
@@ -115,22 +122,27 @@ class WgmmaBackward(UsedTiles, RuledParameters):
         return tuple(replace(each, tensor_maps=maps) if each.role == QUERIES_ROLE else each for each in made)
 
     def workspace_of(self, problem: Problem, main: Launch) -> Workspace:
-        regions = super().workspace_of(problem, main).regions
-        if self.counts_turns:
-            # Right behind the sums, where kernels look for it.
-            turns = Region(TURNS, Constant(1), "the turns that blocks have taken")
-            regions += (turns, *self._handed_regions())
+        # Right behind the sums, where kernels look for them.
+        regions = (*super().workspace_of(problem, main).regions, *self._behind_sums(problem, main).regions)
+        if self.hands_on_sums:
+            tiles = BATCH * Q_HEADS * divided_up(ROWS, Constant(self.br))
+            next_keys = Region(NEXT_KEYS, tiles, "of tiles of rows, the tile of keys that adds to them next")
+            regions = (*regions, next_keys)
         if is_split(problem):
             regions += tile_regions(chunks(problem.head_dim), chunks(problem.head_dim_v))
         if self.leaves_far_keys_out:
             regions += reach_regions(of_heads=True)
         return Workspace(regions)
 
-    def _handed_regions(self) -> tuple[Region, ...]:
-        if not self.hands_on_sums:
-            return ()
-        tiles = BATCH * Q_HEADS * divided_up(ROWS, Constant(self.br))
-        return (Region(NEXT_KEYS, tiles, "of tiles of rows, the tile of keys that adds to them next"),)
+    def _behind_sums(self, problem: Problem, main: Launch) -> Workspace:
+        """Returns what is told of turns, in regions of one size for all problems."""
+        regions: tuple[Region, ...] = ()
+        if self.counts_turns:
+            regions += (Region(TURNS, Constant(1), "the turns that blocks have taken"),)
+        if self.shares_last_turn():
+            slices = Region(SLICES, Constant(3), "turns of whole tiles, slices of each other one, all turns")
+            regions += (slices, *handed_regions(main, self.consumers, self.handed_floats(problem)))
+        return Workspace(regions)
 
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
         row_threads, smem_of_rows, _ = self.blocks_of_queries(problem)
@@ -160,6 +172,9 @@ class WgmmaBackward(UsedTiles, RuledParameters):
             "dv_chunks": chunks(problem.head_dim_v),
             "producer_registers": producer,
             "consumer_registers": consumer_registers(self.threads(), limits, producer, self.min_blocks),
+            "most_slices": MOST_SHARES,
+            "slice_tiles": SLICE_TILES,
+            "behind_sums": self._behind_sums(problem, self.launch(problem, limits)),
             "sums_of_block": self.sums_of_block(problem) if self.sums_in_cluster else 0,
             "sum_tile": (SUM_ROWS, SUM_COLUMNS),
             "adding_warps": ADDING_WARPS,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from ...expression import Name, loads_of
+from ...handover.last_turn import MOST_SHARES
 from ...handover.reach import FAR_KEYS, LEFT_OUT, WALKED
 from ...handover.split_tiles import TILE_ROWS
 from ...launch import TensorMap
@@ -14,7 +15,7 @@ from ...problem import ITEM_BYTES, Problem
 from ...scoring.scores import KEY, QUERY
 from ...variant import param
 from ..gradients import GradientVariant
-from ..wgmma.parameters import GROUP, GROUP_ROWS, is_split
+from ..wgmma.parameters import GROUP, GROUP_ROWS, SHARED, WHOLE, is_split
 from ..wgmma.shared_memory import ALIGNMENT, BARRIER_BYTES, CHUNK, CHUNK_BYTES, chunks
 
 #: Columns of a step of products, and rows of what a warp has of one.
@@ -74,6 +75,9 @@ ANY_ORDER, HANDED_ON = "any_order", "handed_on"
 #: Where sums are handed on, whether rows pass by from the last down to the first, while keys are taken from
 #: the first on, or up, while these are taken from the last on.
 DOWN, UP = "down", "up"
+#: What a slice of a tile of keys takes beside its tiles of rows, as so many of these: keys and values that
+#: are brought, sums that are handed on. By bytes.
+SLICE_TILES = 2
 #: The share of L2 that heads of a section fill.
 SECTION_SHARE = 0.6
 
@@ -155,6 +159,12 @@ class Parameters(GradientVariant):
         implied=True,
     )
     far_keys: str = param(WALKED, LEFT_OUT, doc=FAR_KEYS, implied=True)
+    last_turn: str = param(
+        WHOLE,
+        SHARED,
+        doc="tiles of keys left for fewer blocks than stay: one takes each, or several share its rows",
+        implied=True,
+    )
 
     @property
     def consumers(self) -> int:
@@ -194,6 +204,29 @@ class Parameters(GradientVariant):
     def hands_on_sums(self) -> bool:
         """Whether blocks hand sums on, one behind the other, and the last one writes gradients."""
         return self.sums == HANDED_ON
+
+    def shares_last_turn(self) -> bool:
+        """Tells whether blocks that stay share the rows of tiles of keys that are left for fewer of them."""
+        return self.last_turn == SHARED
+
+    def tiles_left(self, problem: Problem, blocks: int) -> int:
+        """Returns how many tiles of keys so many blocks that stay leave for a last turn of fewer of them."""
+        tiles = problem.batch * problem.num_kv_heads * -(-problem.seqlen_k // self.bc)
+        return tiles % blocks if tiles > blocks else 0
+
+    def slices_of_left(self, problem: Problem, left: int, blocks: int) -> int:
+        """Returns into how many slices of its rows each of the tiles of keys is cut that are left for fewer
+        than ``blocks``: as many as these have done with soonest."""
+        rows = problem.group * -(-problem.seqlen_q // self.br)
+
+        def tiles_of(slices: int) -> float:
+            return -(-left * slices // blocks) * (rows / slices + SLICE_TILES)
+
+        return min(range(1, min(MOST_SHARES, rows) + 1), key=tiles_of)
+
+    def handed_floats(self, problem: Problem) -> int:
+        """Returns the floats that a consumer hands on: its sums of keys' and of values' gradients."""
+        return GROUP_ROWS * (problem.head_dim + problem.head_dim_v)
 
     @property
     def reads_sums(self) -> bool:

@@ -319,6 +319,25 @@ class RuledParameters(RulesOfParts):
             reason = f"with dq_path={self.dq_path} rows, or clusters, take what they see"
         return f"far_keys={self.far_keys}: {reason}" if reason else None
 
+    @rule("combination", after="last_turn")
+    def _last_turns_are_of_those_that_stay(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.shares_last_turn() and not self.persistent:
+            return f"last_turn={self.last_turn}: turns={self.turns} has no last one of fewer blocks"
+        return None
+
+    @rule("combination", after="last_turn", advisory=True)
+    def _last_turns_leave_blocks_idle(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if not self.shares_last_turn():
+            return None
+        told = f"last_turn={self.last_turn}: "
+        if not _all_rows_see_all_keys(problem):
+            return told + "where tiles differ in length, those of the last turn are the shortest"
+        blocks = limits.blocks_at_once(self.min_blocks, 1)
+        left = self.tiles_left(problem, blocks)
+        if self.slices_of_left(problem, left, blocks) == 1:
+            return told + f"{blocks} blocks have done no sooner with slices of the {left} tiles that are left"
+        return None
+
     @rule("combination", after="walk", advisory=True)
     def _walks_begin_where_masks_do(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if self.hands_on_sums and problem.causal and self.walk == DOWN:

@@ -87,7 +87,7 @@ def wgmma_backward_work(variant: WgmmaBackward, problem: Problem, limits: Device
         moved += moved_by_sums(problem, problem.head_dim) + _moved_by_splitting(problem)
         of_parts = _launch(_of_keys_in_parts(variant, problem), variant.threads(), smem_bytes, limits)
         return LaunchesWork((of_parts,), others=4 + others, moved_bytes=moved, by_warpgroups=True)
-    blocks = _of_keys(variant, problem)
+    blocks = replace(_of_keys(variant, problem), **_last_turn(variant, problem, limits))
     of_keys = _launch(blocks, variant.threads(), smem_bytes, limits, variant.min_blocks)
     if not variant.reads_sums:
         # What blocks hand on stays in L2, of a cluster's in shared memory.
@@ -99,6 +99,16 @@ def wgmma_backward_work(variant: WgmmaBackward, problem: Problem, limits: Device
     threads_of_rows, smem_of_rows, _ = variant.blocks_of_queries(problem)
     of_rows = _launch(_of_rows(variant, problem), threads_of_rows, smem_of_rows, limits)
     return LaunchesWork((of_rows, of_keys), others=1, moved_bytes=moved, by_warpgroups=True)
+
+
+def _last_turn(variant: WgmmaBackward, problem: Problem, limits: DeviceLimits) -> dict[str, int]:
+    """`BlockWork.last_slices` and the turns of these."""
+    if not variant.shares_last_turn():
+        return {}
+    blocks = limits.blocks_at_once(variant.min_blocks, 1)
+    left = variant.tiles_left(problem, blocks)
+    slices = variant.slices_of_left(problem, left, blocks)
+    return {"last_slices": slices, "last_turns": -(-left * slices // blocks)}
 
 
 def _launch(
