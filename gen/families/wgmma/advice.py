@@ -95,9 +95,7 @@ class AdvisedParameters(RuledParameters):
     def _last_turns_leave_blocks_idle(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if not self.shares_last_turn():
             return None
-        of_head = -(-self._row_tiles(problem) // self.tiles_of_item(problem))
-        items = problem.batch * self._heads_apart(problem) * of_head
-        blocks = limits.blocks_at_once(self.min_blocks, 1)
+        items, blocks = self.items(problem), limits.blocks_at_once(self.min_blocks, 1)
         left = items % blocks
         if self._blocks_alone(problem) < blocks or not 0 < left < FILLED * blocks:
             what = "tiles" if self.tiles_of_item(problem) == 1 else "pairs of tiles"

@@ -260,6 +260,11 @@ class Parameters(Variant):
         """Returns how many tiles of rows blocks that stay take as one: two where later rows see more keys."""
         return 2 if first_rows_see_less(problem) else 1
 
+    def items(self, problem: Problem) -> int:
+        """Returns how many of these there are of all heads; the one in the middle of a head may be alone."""
+        tiles = -(-problem.seqlen_q // self.br)
+        return problem.batch * problem.num_q_heads * -(-tiles // self.tiles_of_item(problem))
+
     def partial_floats(self, problem: Problem) -> int:
         """Returns the floats of a partial result: of each row outputs, sums of four lanes, the maximum."""
         return self.br * (self.partial_stride(problem) + PARTIAL_SUMS + 1)

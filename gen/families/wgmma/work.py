@@ -319,11 +319,14 @@ def _left(variant: Wgmma, problem: Problem, limits: DeviceLimits, walks: tuple[i
     """`GroupWork.left_bytes` and what else differs where blocks leave some for each other."""
     if not variant.shares_last_turn():
         return {"left_bytes": variant.left_bytes(problem), "shares": variant.workspace_splits}
-    tiles = heads_alike(problem) * len(walks)
-    items, blocks = tiles // variant.tiles_of_item(problem), limits.blocks_at_once(variant.min_blocks, 1)
+    items, blocks = variant.items(problem), limits.blocks_at_once(variant.min_blocks, 1)
     takers = min(blocks, MOST_SHARES * (items % max(1, min(items, blocks))))
     handed = 4.0 * variant.consumers * variant.handed_floats(problem)
-    return {"left_bytes": handed * takers / tiles, "shares_turn": True, "launches_in_front": 1}
+    return {
+        "left_bytes": handed * takers / (heads_alike(problem) * len(walks)),
+        "shares_turn": True,
+        "launches_in_front": 1,
+    }
 
 
 def _partial_bytes(variant: Wgmma, problem: Problem) -> float:
