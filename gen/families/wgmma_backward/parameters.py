@@ -74,6 +74,10 @@ ANY_ORDER, HANDED_ON = "any_order", "handed_on"
 #: Where sums are handed on, whether rows pass by from the last down to the first, while keys are taken from
 #: the first on, or up, while these are taken from the last on.
 DOWN, UP = "down", "up"
+#: Where query rows have a launch, which the one of keys follows: whether blocks of this second one begin once
+#: the first has ended, or as soon as the last blocks of that leave multiprocessors idle. They read nothing of
+#: it.
+BEHIND, BESIDE = "behind", "beside"
 #: The share of L2 that heads of a section fill.
 SECTION_SHARE = 0.6
 
@@ -155,6 +159,12 @@ class Parameters(GradientVariant):
         implied=True,
     )
     far_keys: str = param(WALKED, LEFT_OUT, doc=FAR_KEYS, implied=True)
+    second: str = param(
+        BEHIND,
+        BESIDE,
+        doc="when blocks of keys begin: behind the launch of query rows, or beside its last blocks",
+        implied=True,
+    )
 
     @property
     def consumers(self) -> int:
@@ -194,6 +204,11 @@ class Parameters(GradientVariant):
     def hands_on_sums(self) -> bool:
         """Whether blocks hand sums on, one behind the other, and the last one writes gradients."""
         return self.sums == HANDED_ON
+
+    @property
+    def begins_beside(self) -> bool:
+        """Whether blocks of keys begin while the last ones that keep query rows are under way."""
+        return self.second == BESIDE
 
     @property
     def reads_sums(self) -> bool:
