@@ -113,7 +113,8 @@ class Launch:
     for another turn of theirs.
 
     A ``dependent`` one may begin before the launch in front of it in the same call has ended, and waits for
-    that itself before it reads what others have written (`in_turn`).
+    that itself before it reads what others have written, or before it ends if that leaves nothing for it
+    (`in_turn`).
 
     ``role`` is what the launch is for, and ends the function's name: ``kernel`` makes the products. Where
     batches or heads are alike, what it makes for one serves all. One that appends and ``rotates`` takes
@@ -270,8 +271,9 @@ def in_turn(launches: tuple[Launch, ...], arch: int) -> tuple[Launch, ...]:
     """Returns the launches of one kernel as cards of that compute capability, times ten, make them: where
     these can, all but the first are `dependent`.
 
-    Each of those waits for the one in front of it, and so for all before. The first waits for whatever
-    kernels others have launched, as it is ordinary.
+    Each of those waits for the one in front of it, and so for all before; or it ends behind that, which had
+    waited before it let the next one begin. The first waits for whatever kernels others have launched, as it
+    is ordinary.
     """
     if arch < DEPENDENT_ARCH:
         return launches

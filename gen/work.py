@@ -242,6 +242,9 @@ class LaunchesWork(Work):
     moved_bytes: float = 0.0
     by_warpgroups: bool = False
     """Whether products are of whole warpgroups, which issue one and go on."""
+    last_beside: bool = False
+    """Whether blocks of the last of ``launches`` begin as soon as the one before it leaves multiprocessors
+    idle, instead of once that has ended."""
 
 
 def heads_alike(problem: Problem) -> int:

@@ -37,6 +37,8 @@ inline void fence_proxy_async() { emulation::fence_proxy(); }
 inline void wait_for_earlier_launches() { emulation::wait_for_launches(false); }
 // By a thread alone: others of its block read nothing that those have left.
 inline void wait_alone_for_earlier_launches() { emulation::wait_for_launches(true); }
+// By threads of one block, of which nobody reads what the launch in front has left.
+inline void end_behind_earlier_launches() { emulation::end_behind_launches(); }
 inline void let_next_launch_begin(int line = __builtin_LINE()) {
   emulation::let_launch_begin("let_next_launch_begin", line);
 }

@@ -43,6 +43,15 @@ Config config;
 std::vector<std::pair<const char*, const char*>> known_memory;  // where each begins and ends
 unsigned cluster_blocks = 1;
 thread_local std::string message;
+thread_local bool front_waits = false;  // whether the last launch from this host thread was a dependent one
+
+// How the blocks of a launch wait for the one in front of it.
+struct Waits {
+  std::atomic<bool> any{false};  // whether some block has
+  std::atomic<bool> at_end{false};  // one has, only so that the launch does not end sooner
+  std::mutex mutex;
+  std::string early;  // who read first what earlier launches have left, without having waited
+};
 
 // What a launch is, for all its blocks.
 struct Grid {
@@ -52,7 +61,7 @@ struct Grid {
   dim3 blocks, threads;
   size_t shared_bytes;
   bool dependent;  // on launches in front of it, for which it waits
-  std::atomic<bool>* waited;  // whether some block has
+  Waits* waits;
   // Host threads that run blocks, those of them whose block waits for another's number, and whether a block has failed.
   std::atomic<unsigned>*running, *waiting;
   const std::atomic<bool>* failed;
@@ -137,6 +146,12 @@ class Block : public Scheduler {
 
   bool ended() const { return ended_; }
   bool dependent() const { return grid_.dependent; }
+  Waits& waits() const { return *grid_.waits; }
+
+  void note_early(const std::string& what) {
+    const std::lock_guard<std::mutex> lock(waits().mutex);
+    if (waits().early.empty()) waits().early = what;
+  }
 
   // Whether all its threads have come to the cluster's barrier, but for those that have ended.
   bool at_cluster_barrier() {
@@ -221,8 +236,8 @@ class Block : public Scheduler {
     if (grid_.dependent) check_waits();
   }
 
-  // A block waits as a whole, or ends as one that has nothing to do. Of one whose threads wait alone, `load_bytes` sees
-  // who reads without having waited.
+  // A block waits as a whole, or ends as one that has nothing to do. Of one whose threads wait alone, or not at all,
+  // `load_bytes` sees who reads without having waited.
   void check_waits() {
     const Thread* one_that_did_not = nullptr;
     unsigned waited = 0;
@@ -235,7 +250,7 @@ class Block : public Scheduler {
         one_that_did_not = &thread(i);
       }
     }
-    if (waited > 0) *grid_.waited = true;
+    if (waited > 0) grid_.waits->any = true;
     if (waited > 0 && one_that_did_not && !alone) {
       report(where(*one_that_did_not) + " did not wait for the launch in front of it, others of the block did");
     }
@@ -685,8 +700,8 @@ void store_box(const CUtensorMap* map, const void* shared, const Corner& corner,
 // Tiles lie side by side because a launch has laid them out so, which in front of a dependent one is to be waited for.
 void load_bytes(void* shared, const void* global, size_t bytes, unsigned long long* barrier, const char* what, int line) {
   if (running->dependent() && !running->current().waited_for_launches) {
-    running->fail(format("%s: %s in line %d before it has waited for the launch in front of it",
-                         running->here().c_str(), what, line));
+    running->note_early(format("%s: %s in line %d before it has waited for the launch in front of it",
+                               running->here().c_str(), what, line));
   }
   running->engine.load_bytes(shared, global, bytes, barrier, what, line);
 }
@@ -787,6 +802,11 @@ void wait_for_launches(bool alone) {
   running->current().waited_alone = alone;
 }
 
+void end_behind_launches() {
+  wait_for_launches(true);
+  running->waits().at_end = true;
+}
+
 void let_launch_begin(const char* what, int line) {
   const Thread& thread = running->current();
   if (running->dependent() && !thread.waited_for_launches) {
@@ -830,14 +850,14 @@ int launch(KernelCall call, const void* kernel, unsigned cluster, bool dependent
                            shared, allowed, (long long)config.shared_bytes_per_block));
     }
   }
-  std::atomic<bool> waited{false};
+  Waits waits;
   const uint64_t clusters = blocks / cluster;
   const uint64_t wanted = config.host_threads > 0 ? config.host_threads : std::thread::hardware_concurrency();
   const uint64_t host_threads = std::max<uint64_t>(std::min({wanted, clusters, kMaxFibers / threads / cluster}), 1);
   std::atomic<unsigned> running_threads{unsigned(host_threads)}, waiting_threads{0};
   std::atomic<bool> failed{false};
-  const Grid grid{call,      kernel,  parameters,       grid_blocks,      grid_threads, shared,
-                  dependent, &waited, &running_threads, &waiting_threads, &failed};
+  const Grid grid{call,      kernel, parameters,       grid_blocks,      grid_threads, shared,
+                  dependent, &waits, &running_threads, &waiting_threads, &failed};
   std::atomic<uint64_t> next{0};
   std::mutex failure_mutex;
   std::string failure;
@@ -865,7 +885,11 @@ int launch(KernelCall call, const void* kernel, unsigned cluster, bool dependent
   // Host threads of their own even for a single one: thread-local shared memory goes away with them.
   for (uint64_t i = 0; i < host_threads; ++i) helpers.emplace_back(work);
   for (std::thread& helper : helpers) helper.join();
-  if (dependent && !waited && failure.empty()) {
+  // Who waits only to end behind the launch in front reads what those before that have left, for which it has waited. That
+  // this is so of a launch is known at its end.
+  if (failure.empty() && !(waits.at_end && front_waits)) failure = waits.early;
+  front_waits = dependent;
+  if (dependent && !waits.any && failure.empty()) {
     failure = "a launch that may begin before the one in front of it has ended did not wait for that";
   }
   return failure.empty() ? cudaSuccess : refuse(cudaErrorLaunchFailure, failure);

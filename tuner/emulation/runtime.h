@@ -164,11 +164,13 @@ int lane_of_warp();
 using KernelCall = void (*)(const void* kernel, void** parameters);
 // `cluster`: how many neighbouring blocks form one; 0: as many as `form_clusters` was told. `dependent`: it may begin
 // before the launch in front of it has ended, so that all blocks must wait for that but those that do nothing. A block
-// waits as a whole or, where threads do so `alone`, by those that read what earlier launches have left.
+// waits as a whole or, where threads do so `alone`, by those that read what earlier launches have left. Or one block does
+// so before it ends, of a launch that reads nothing of the one in front.
 int launch(KernelCall call, const void* kernel, unsigned cluster, bool dependent, dim3 grid, dim3 block, void** parameters,
            size_t shared_bytes);
 // Waits for the launches in front of this one; lets the next one begin, which counts on this thread's having waited.
 void wait_for_launches(bool alone);
+void end_behind_launches();
 void let_launch_begin(const char* what, int line);
 // From now on so many neighbouring blocks are a cluster.
 bool form_clusters(unsigned blocks);

@@ -332,6 +332,18 @@ def _shortened(work: BlockWork) -> BlockWork:
     return replace(work, walks=tuple(walks))
 
 
+def idle_us(
+    work: BlockWork, limits: DeviceLimits, resident: int, coefficients: Coefficients = TENSOR_COEFFICIENTS
+) -> float:
+    """Returns how long multiprocessors stand idle at the end of a launch, in the mean of all: from when there
+    are no more blocks for them until the last one has ended."""
+    together = min(resident, ceil(work.blocks * resident / limits.blocks_at_once(resident, work.cluster)))
+    share = work.blocks / limits.blocks_at_once(together, work.cluster)
+    busy = share * _cycles_together(work, limits, together, coefficients)
+    idle = max(0.0, _makespan(work, limits, resident, coefficients) - busy)
+    return idle / (limits.clock_mhz * coefficients.held_clock)
+
+
 def _memory_us(
     work: BlockWork, problem: Problem, limits: DeviceLimits, resident: int, coefficients: Coefficients
 ) -> float:

@@ -1,4 +1,5 @@
-"""How long kernels of several launches should take, as those of gradients: one after the other."""
+"""How long kernels of several launches should take, as those of gradients: one after the other, or the last
+one beside the end of another."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from dataclasses import replace
 from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
 from ...gen.work import LaunchesWork, LaunchWork
-from .block_model import COEFFICIENTS, TENSOR_COEFFICIENTS, Coefficients, predict_blocks
+from .block_model import COEFFICIENTS, TENSOR_COEFFICIENTS, Coefficients, idle_us, predict_blocks
 from .prediction import Prediction, next_launch_us
 
 #: What both kinds of gradients take otherwise than `TENSOR_COEFFICIENTS`: they were fitted with what L2 has
@@ -56,6 +57,7 @@ def predict_launches(
     coefficients: Coefficients | None = None,
 ) -> Prediction:
     """Returns the time of launches one after the other, whose limiter is that of the longest parts together.
+    One that begins beside another fills what that leaves idle at its end, and starts meanwhile.
 
     ``resident`` blocks per SM are those of the main launch, as the prediction tells them; how many of the
     others' there are follows from what they take.
@@ -69,6 +71,9 @@ def predict_launches(
     # Each launch was predicted as if it stood alone.
     following = next_launch_us(limits)
     apart = (len(found) - 1) * (following - coefficients.launch_us) + work.others * following
+    if work.last_beside:
+        idle = _idle_us(work.launches[-2], limits, coefficients)
+        apart -= following + min(idle, found[-1].median_us - coefficients.launch_us)
     main = max(found, key=lambda each: each.median_us)
     return Prediction(
         median_us=sum(each.median_us for each in found) + others_us + apart,
@@ -90,6 +95,13 @@ def _predict(
     launch: LaunchWork, problem: Problem, limits: DeviceLimits, coefficients: Coefficients
 ) -> Prediction:
     """The time of one launch, of which at least one block runs at a time."""
+    return predict_blocks(launch.work, problem, limits, _resident(launch, limits), coefficients)
+
+
+def _idle_us(launch: LaunchWork, limits: DeviceLimits, coefficients: Coefficients) -> float:
+    return idle_us(launch.work, limits, _resident(launch, limits), coefficients)
+
+
+def _resident(launch: LaunchWork, limits: DeviceLimits) -> int:
     registers = min(launch.registers, limits.max_registers_per_thread)
-    resident = max(1, limits.blocks_per_sm(launch.threads, registers, launch.smem_bytes))
-    return predict_blocks(launch.work, problem, limits, resident, coefficients)
+    return max(1, limits.blocks_per_sm(launch.threads, registers, launch.smem_bytes))

@@ -20,6 +20,11 @@ So nothing is cleared before or read behind, either, and what is under way stays
 keys in that order, too, so that none waits for one that nobody has begun, and rows against it (as in
 FlashAttention-2's and -3's deterministic backward passes, whose sums are cleared and read by launches).
 
+Blocks of keys need nothing that the launch of query rows leaves, which comes first. They may begin ``beside``
+its last ones, whose number is hardly ever one that keeps all multiprocessors busy, without waiting for it:
+statistics, which both read, were there before the first launch let the second begin. The second still ends
+behind the first, for which its last block waits, so that whoever comes behind the call finds both ended.
+
 Gradients leave by the copy engine wherever shared memory has room for them by then: that of keys, values or
 query rows once a block has done with them, of sums on their way to memory, or of what a block hands on,
 behind which consumers go on with the next tile of keys at once.

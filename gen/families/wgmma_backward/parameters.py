@@ -78,6 +78,10 @@ DOWN, UP = "down", "up"
 #: What a slice of a tile of keys takes beside its tiles of rows, as so many of these: keys and values that
 #: are brought, sums that are handed on. By bytes.
 SLICE_TILES = 2
+#: Where query rows have a launch, which the one of keys follows: whether blocks of this second one begin once
+#: the first has ended, or as soon as the last blocks of that leave multiprocessors idle. They read nothing of
+#: it.
+BEHIND, BESIDE = "behind", "beside"
 #: The share of L2 that heads of a section fill.
 SECTION_SHARE = 0.6
 
@@ -165,6 +169,12 @@ class Parameters(GradientVariant):
         doc="tiles of keys left for fewer blocks than stay: one takes each, or several share its rows",
         implied=True,
     )
+    second: str = param(
+        BEHIND,
+        BESIDE,
+        doc="when blocks of keys begin: behind the launch of query rows, or beside its last blocks",
+        implied=True,
+    )
 
     @property
     def consumers(self) -> int:
@@ -227,6 +237,11 @@ class Parameters(GradientVariant):
     def handed_floats(self, problem: Problem) -> int:
         """Returns the floats that a consumer hands on: its sums of keys' and of values' gradients."""
         return GROUP_ROWS * (problem.head_dim + problem.head_dim_v)
+
+    @property
+    def begins_beside(self) -> bool:
+        """Whether blocks of keys begin while the last ones that keep query rows are under way."""
+        return self.second == BESIDE
 
     @property
     def reads_sums(self) -> bool:

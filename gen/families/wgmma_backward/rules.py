@@ -16,12 +16,14 @@ from .parameters import (
     AHEAD,
     AT_ONCE,
     ATOMICS,
+    BEHIND,
     BULK,
     BY_HEAD,
     DOWN,
     FREE,
     HEAVIEST_FIRST,
     IN_SHARED,
+    LAUNCH,
     MADE_FIRST,
     OF_ROWS,
     STEP,
@@ -33,6 +35,10 @@ from .parameters import (
     launch_registers,
 )
 from .rules_of_parts import RulesOfParts
+
+#: The least part of the time of blocks that keep rows in which multiprocessors stand idle, for others beside
+#: them to be tried.
+LEAST_IDLE = 0.01
 
 
 def _all_rows_see_all_keys(problem: Problem) -> bool:
@@ -336,6 +342,34 @@ class RuledParameters(RulesOfParts):
         left = self.tiles_left(problem, blocks)
         if self.slices_of_left(problem, left, blocks) == 1:
             return told + f"{blocks} blocks have done no sooner with slices of the {left} tiles that are left"
+        return None
+
+    @rule("combination", after="second")
+    def _blocks_of_keys_have_others_beside_them(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.second == BEHIND:
+            return None
+        told = f"second={self.second}: "
+        if self.sums_queries:
+            return told + f"with dq_path={self.dq_path} no launch keeps query rows; dq_path={LAUNCH} has one"
+        if problem.layout.is_packed:
+            return told + f"blocks of packed sequences wait for a plan, as second={BEHIND} has them do"
+        return None
+
+    @rule("combination", after="second", advisory=True)
+    def _blocks_of_rows_leave_some_idle(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.second == BEHIND:
+            return None
+        # Each has a multiprocessor's registers.
+        slots = limits.blocks_at_once(1, 1)
+        blocks = problem.batch * problem.num_q_heads * -(-problem.seqlen_q // self.rows)
+        turns = -(-blocks // slots)
+        # Under a mask the last ones end at any time.
+        idle = turns - blocks / slots if _all_rows_see_all_keys(problem) else 0.5
+        if idle < LEAST_IDLE * turns:
+            return (
+                f"second={self.second}: {blocks} blocks that keep rows leave {slots} multiprocessors idle "
+                f"for {idle / turns:.1%} of their time"
+            )
         return None
 
     @rule("combination", after="walk", advisory=True)

@@ -98,7 +98,13 @@ def wgmma_backward_work(variant: WgmmaBackward, problem: Problem, limits: Device
         return LaunchesWork((of_keys,), others=2 + others, moved_bytes=moved, by_warpgroups=True)
     threads_of_rows, smem_of_rows, _ = variant.blocks_of_queries(problem)
     of_rows = _launch(_of_rows(variant, problem), threads_of_rows, smem_of_rows, limits)
-    return LaunchesWork((of_rows, of_keys), others=1, moved_bytes=moved, by_warpgroups=True)
+    return LaunchesWork(
+        (of_rows, of_keys),
+        others=1,
+        moved_bytes=moved,
+        by_warpgroups=True,
+        last_beside=variant.begins_beside,
+    )
 
 
 def _last_turn(variant: WgmmaBackward, problem: Problem, limits: DeviceLimits) -> dict[str, int]:

@@ -16,7 +16,10 @@ from flashgen.gen.problem import Problem
 from flashgen.gen.scoring.asked import Scoring
 from flashgen.gen.variant import Variant
 from flashgen.gen.work import LaunchesWork
+from flashgen.tuner.predict.block_model import predict_blocks
 from flashgen.tuner.predict.cost_model import predict
+from flashgen.tuner.predict.launches_model import GROUP_GRADIENT_COEFFICIENTS
+from flashgen.tuner.predict.prediction import next_launch_us
 
 H200 = PRESETS["h200"]
 PROBLEM = Problem(dtype="bf16", head_dim=64, backward=True)
@@ -113,3 +116,33 @@ def test_what_times_of_an_h200_say_of_ways_to_sum_and_of_orders() -> None:
     assert us(whole, order="by_section") > 1.01 * us(whole)
     causal = replace(whole, causal=True)
     assert us(causal, order="by_section") <= us(causal)
+
+
+def test_blocks_beside_others_fill_what_these_leave_idle() -> None:
+    """Of 1024 blocks on 132 multiprocessors those leave a quarter of the eighth turn."""
+    wide = replace(PROBLEM, head_dim=256, head_dim_v=256, batch=2, num_q_heads=8, num_kv_heads=8)
+    wide = replace(wide, seqlen_q=8192, seqlen_k=8192)
+    apart = WgmmaBackward(bc=64, apart=True, v_stages=1)
+
+    def saved(problem: Problem) -> float:
+        """As a share of the launch of query rows, without what it takes to begin the next one."""
+        behind, beside = (
+            predict(replace(apart, second=each), problem, H200) for each in ("behind", "beside")
+        )
+        of_rows, _ = work_of(apart, problem).launches
+        registers = min(of_rows.registers, H200.max_registers_per_thread)
+        assert H200.blocks_per_sm(of_rows.threads, registers, of_rows.smem_bytes) == 1
+        alone = predict_blocks(of_rows.work, problem, H200, 1, GROUP_GRADIENT_COEFFICIENTS).median_us
+        return (behind.median_us - beside.median_us - next_launch_us(H200)) / alone
+
+    assert saved(wide) == pytest.approx(1 - 1024 / 132 / 8, rel=0.05)
+    # As many blocks as fill eight turns leave nobody idle; under a mask some take longer than others.
+    assert saved(replace(wide, batch=1, num_q_heads=33, num_kv_heads=33, seqlen_q=4096)) < 1e-6
+    assert saved(replace(wide, causal=True)) > saved(wide)
+
+
+def test_blocks_beside_others_take_no_less_than_these() -> None:
+    """However few there are."""
+    few = replace(PROBLEM, batch=1, num_q_heads=8, num_kv_heads=8, seqlen_q=512, seqlen_k=512)
+    behind, beside = (predict(WgmmaBackward(second=each), few, H200) for each in ("behind", "beside"))
+    assert behind.median_us / 2 < beside.median_us < behind.median_us
