@@ -76,7 +76,7 @@ from ..arithmetic import LEAST_EXPONENT, TOP_EXPONENT
 from ..used_tiles import UsedTiles
 from ..wgmma.parameters import GROUP, is_split
 from ..wgmma.shared_memory import ALIGNMENT, CHUNK, chunks
-from .parameters import ADDING_WARPS, SECTION_SHARE, SLICE_TILES, SUM_COLUMNS, SUM_ROWS, consumer_registers
+from .parameters import ADDING_WARPS, SLICE_TILES, SUM_COLUMNS, SUM_ROWS, consumer_registers
 from .rules import RuledParameters
 
 #: The region of a workspace that counts the turns which blocks have taken.
@@ -172,7 +172,7 @@ class WgmmaBackward(UsedTiles, RuledParameters):
             "sends_keys": self.sends_keys(problem),
             "smem_of_rows": smem_of_rows,
             "row_threads": row_threads,
-            "section_bytes": int(SECTION_SHARE * limits.l2_bytes),
+            "section_bytes": self.section_bytes(limits),
             "d_chunks": chunks(problem.head_dim),
             "dv_chunks": chunks(problem.head_dim_v),
             "producer_registers": producer,

@@ -82,8 +82,11 @@ SLICE_TILES = 2
 #: the first has ended, or as soon as the last blocks of that leave multiprocessors idle. They read nothing of
 #: it.
 BEHIND, BESIDE = "behind", "beside"
-#: The share of L2 that heads of a section fill.
-SECTION_SHARE = 0.6
+#: The share of L2 that heads of a section fill, and the heads of a wide one for each of those.
+SECTION_SHARE, HEADS_OF_WIDE = 0.6, 3
+#: Whether sections are of the heads that L2 holds, or of more. Where sums are handed on, a head's blocks
+#: begin one behind the other: of more heads fewer do at once, and what they read is not far apart.
+HELD, WIDE = "held", "wide"
 
 
 @dataclass(frozen=True)
@@ -175,6 +178,9 @@ class Parameters(GradientVariant):
         doc="when blocks of keys begin: behind the launch of query rows, or beside its last blocks",
         implied=True,
     )
+    sections: str = param(
+        HELD, WIDE, doc="heads of a section: as many as L2 holds, or thrice as many", implied=True
+    )
 
     @property
     def consumers(self) -> int:
@@ -185,6 +191,10 @@ class Parameters(GradientVariant):
     def row_consumers(self) -> int:
         """The warpgroups that compute, where query rows are kept."""
         return self.rows // GROUP_ROWS
+
+    def section_bytes(self, limits: DeviceLimits) -> int:
+        """Returns the bytes that pass by the blocks of a section's heads."""
+        return int(SECTION_SHARE * limits.l2_bytes) * (HEADS_OF_WIDE if self.sections == WIDE else 1)
 
     @property
     def sums_queries(self) -> bool:

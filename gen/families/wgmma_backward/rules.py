@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...handover.reach import why_not_left_out
 from ...limits import DeviceLimits
@@ -19,9 +19,11 @@ from .parameters import (
     BEHIND,
     BULK,
     BY_HEAD,
+    BY_SECTION,
     DOWN,
     FREE,
     HEAVIEST_FIRST,
+    HELD,
     IN_SHARED,
     LAUNCH,
     MADE_FIRST,
@@ -36,6 +38,8 @@ from .parameters import (
 )
 from .rules_of_parts import RulesOfParts
 
+#: So few blocks of a head at once hardly wait for each other.
+FEW_OF_HEAD = 8
 #: The least part of the time of blocks that keep rows in which multiprocessors stand idle, for others beside
 #: them to be tried.
 LEAST_IDLE = 0.01
@@ -370,6 +374,29 @@ class RuledParameters(RulesOfParts):
                 f"second={self.second}: {blocks} blocks that keep rows leave {slots} multiprocessors idle "
                 f"for {idle / turns:.1%} of their time"
             )
+        return None
+
+    @rule("combination", after="sections")
+    def _sections_are_wide_where_blocks_follow(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.sections == HELD:
+            return None
+        told = f"sections={self.sections}: "
+        if self.order != BY_SECTION:
+            return told + f"order={self.order} has no sections; order={BY_SECTION} has some"
+        if not self.hands_on_sums:
+            return told + f"where sums={self.sums} blocks of a head are anywhere along its rows"
+        return None
+
+    @rule("combination", after="sections", advisory=True)
+    def _sections_are_narrow(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.sections == HELD:
+            return None
+        # Of a head: queries, gradients of outputs, and sums of queries' gradients in float32.
+        passing = problem.group * problem.seqlen_q * (6 * problem.head_dim + 2 * problem.head_dim_v)
+        heads = replace(self, sections=HELD).section_bytes(limits) // passing
+        blocks = limits.blocks_at_once(1, 1)
+        if heads * FEW_OF_HEAD > blocks:
+            return f"sections={self.sections}: {blocks} blocks are of {heads} heads as it is"
         return None
 
     @rule("combination", after="walk", advisory=True)

@@ -538,6 +538,23 @@ def test_sums_are_handed_on_where_turns_are_in_order() -> None:
         render(replace(handed, sums="any_order", walk="up"), problem, H200)
 
 
+def test_sections_are_wide_where_blocks_follow_each_other() -> None:
+    """And where L2 holds so few heads that many blocks of one begin at once."""
+    long = replace(PROBLEM, head_dim=128, head_dim_v=128, seqlen_q=8192, seqlen_k=8192, num_kv_heads=4)
+    held = replace(WAYS[HANDED_ON][0], sections="held")
+    wide = replace(held, sections="wide")
+    # Four heads of L2's 60 MiB, and twelve.
+    assert f"kSectionBytes = {36 << 20};" in render(held, long, H200).source
+    assert f"kSectionBytes = {108 << 20};" in render(wide, long, H200).source
+    with pytest.raises(Illegal, match="sections=wide: order=by_head has no sections; order=by_section has"):
+        replace(wide, order="by_head").check(long, H200)
+    with pytest.raises(Illegal, match="sections=wide: where sums=any_order blocks of a head are anywhere"):
+        replace(wide, sums="any_order").check(long, H200)
+    assert wide.advice(long, H200) is None
+    told = "sections=wide: 132 blocks are of 72 heads as it is"
+    assert wide.advice(replace(long, seqlen_q=512), H200) == f"combination: {told}"
+
+
 def test_blocks_that_hand_on_start_apart_unless_their_order_is_held() -> None:
     handed, problem = WAYS[HANDED_ON]
     held = {name: value for name, value in handed.to_dict().items() if name not in ("order", "walk")}
