@@ -55,7 +55,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from ...expression import Constant, divided_up
-from ...handover.last_turn import MOST_SHARES, handed_regions
+from ...handover.last_turn import handed_regions
 from ...handover.reach import reach_regions
 from ...handover.split_tiles import (
     ARRAYS_OF_GRADIENTS,
@@ -76,7 +76,7 @@ from ..arithmetic import LEAST_EXPONENT, TOP_EXPONENT
 from ..used_tiles import UsedTiles
 from ..wgmma.parameters import GROUP, is_split
 from ..wgmma.shared_memory import ALIGNMENT, CHUNK, chunks
-from .parameters import ADDING_WARPS, SLICE_TILES, SUM_COLUMNS, SUM_ROWS, consumer_registers
+from .parameters import ADDING_WARPS, MOST_SLICES, SLICE_TILES, SUM_COLUMNS, SUM_ROWS, consumer_registers
 from .rules import RuledParameters
 
 #: The region of a workspace that counts the turns which blocks have taken.
@@ -177,7 +177,7 @@ class WgmmaBackward(UsedTiles, RuledParameters):
             "dv_chunks": chunks(problem.head_dim_v),
             "producer_registers": producer,
             "consumer_registers": consumer_registers(self.threads(), limits, producer, self.min_blocks),
-            "most_slices": MOST_SHARES,
+            "most_slices": MOST_SLICES,
             "slice_tiles": SLICE_TILES,
             "behind_sums": self._behind_sums(problem, self.launch(problem, limits)),
             "sums_of_block": self.sums_of_block(problem) if self.sums_in_cluster else 0,

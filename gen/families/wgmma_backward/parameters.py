@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from math import gcd
 
 from ...expression import Name, loads_of
-from ...handover.last_turn import MOST_SHARES
 from ...handover.reach import FAR_KEYS, LEFT_OUT, WALKED
 from ...handover.split_tiles import TILE_ROWS
 from ...launch import TensorMap
@@ -75,9 +74,10 @@ ANY_ORDER, HANDED_ON = "any_order", "handed_on"
 #: Where sums are handed on, whether rows pass by from the last down to the first, while keys are taken from
 #: the first on, or up, while these are taken from the last on.
 DOWN, UP = "down", "up"
-#: What a slice of a tile of keys takes beside its tiles of rows, as so many of these: keys and values that
-#: are brought, sums that are handed on. By bytes.
-SLICE_TILES = 2
+#: The most slices of a tile of keys, and what each takes beside its tiles of rows, as so many of these: keys
+#: and values that are brought, sums that are handed on. By bytes, and by blocks that wait for each other as
+#: simulated: where these are no longer in step, more slices gain nothing.
+MOST_SLICES, SLICE_TILES = 4, 3
 #: Where query rows have a launch, which the one of keys follows: whether blocks of this second one begin once
 #: the first has ended, or as soon as the last blocks of that leave multiprocessors idle. They read nothing of
 #: it.
@@ -242,7 +242,7 @@ class Parameters(GradientVariant):
         def tiles_of(slices: int) -> float:
             return -(-left * slices // blocks) * (rows / slices + SLICE_TILES)
 
-        return min(range(1, min(MOST_SHARES, rows) + 1), key=tiles_of)
+        return min(range(1, min(MOST_SLICES, rows) + 1), key=tiles_of)
 
     def handed_floats(self, problem: Problem) -> int:
         """Returns the floats that a consumer hands on: its sums of keys' and of values' gradients."""

@@ -28,6 +28,7 @@ from tests.support.emulated import needs_compiler
 from tests.support.given_gradients import given_of
 
 H200 = preset("h200")
+SLICE_TILES = parameters.SLICE_TILES
 #: Three blocks, as there are multiprocessors.
 FEW = replace(H200, num_sms=3)
 PROBLEM = Problem(backward=True, dtype="bf16", num_q_heads=4, num_kv_heads=2)
@@ -211,25 +212,25 @@ def test_blocks_of_one_tile_have_no_last_turn() -> None:
 
 
 def test_tiles_are_cut_as_blocks_have_done_soonest(monkeypatch) -> None:
-    """As many tiles of rows as a slice takes besides, and slices that are a whole number of turns."""
-    monkeypatch.setattr(parameters, "SLICE_TILES", 2)
+    """By the turns that slices are, and what each takes beside its rows."""
+    monkeypatch.setattr(parameters, "SLICE_TILES", SLICE_TILES)
     assert HANDED_ON.tiles_left(LONG, 132) == 68
-    # Turns of slices: 1 of 1, 2 of 1/2, 2 of 1/3, 3 of 1/4, 3 of 1/5, 4 of 1/6, 4 of 1/7, 5 of 1/8.
-    assert [HANDED_ON.slices_of_left(LONG, left, 132) for left in (0, 4, 33, 68, 131)] == [1, 8, 4, 7, 1]
+    # Of 68 tiles a slice for each block takes 1 turn of 1, 2 of 1/2, 2 of 1/3 or 3 of 1/4.
+    assert [HANDED_ON.slices_of_left(LONG, left, 132) for left in (0, 4, 33, 68, 131)] == [1, 4, 4, 3, 1]
     short = replace(LONG, batch=32, seqlen_q=512, seqlen_k=512)
-    assert HANDED_ON.slices_of_left(short, 68, 132) == 3 and HANDED_ON.slices_of_left(short, 4, 132) == 8
+    assert [HANDED_ON.slices_of_left(short, left, 132) for left in (4, 44, 66, 68)] == [4, 3, 2, 1]
     assert HANDED_ON.advice(LONG, H200) is None
-    told = "last_turn=shared: 132 blocks have done no sooner with slices of the 0 tiles that are left"
-    assert HANDED_ON.advice(replace(short, batch=33), H200) == f"combination: {told}"
+    told = "last_turn=shared: 132 blocks have done no sooner with slices of the 68 tiles that are left"
+    assert HANDED_ON.advice(short, H200) == f"combination: {told}"
     causal = replace(HANDED_ON, walk="up").advice(replace(LONG, causal=True), H200)
     assert "where tiles differ in length" in str(causal)
 
 
 def test_predictions_are_of_parts_of_a_turn() -> None:
-    """Of 15.5 turns the last takes 4/7, and what slices take besides."""
+    """Of 15.5 turns the last takes 2/3, and what slices take besides."""
     whole = predict(replace(HANDED_ON, last_turn="whole"), LONG, H200).median_us
     shared = predict(HANDED_ON, LONG, H200).median_us
-    assert 16 / (15 + 4 / 7) > whole / shared > 16 / 15.7
+    assert 16 / (15 + 2 / 3) > whole / shared > 16 / 15.75
 
 
 def test_the_workspace_has_room_for_what_is_handed_on() -> None:

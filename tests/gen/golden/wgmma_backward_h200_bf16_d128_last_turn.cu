@@ -79,8 +79,8 @@ constexpr int kQStages = 2, kDoutStages = 2;  // tiles of them in shared memory
 constexpr int kDsStages = 2;  // tiles of gradients of scores in shared memory
 constexpr int kShareTiles = 1, kShareColumns = 64;  // of queries' gradients, of 64 rows, by consumer
 constexpr int kGradientsBarrier = 1;  // named: all consumers have written their gradients of scores
-constexpr int kMostSlices = 8;  // of a tile of keys, by rows
-constexpr int kSliceTiles = 2;  // what each takes beside its tiles of rows, as so many of these
+constexpr int kMostSlices = 4;  // of a tile of keys, by rows
+constexpr int kSliceTiles = 3;  // what each takes beside its tiles of rows, as so many of these
 constexpr int kHandedBarrier = 2;  // and those behind it, named, of each consumer: all have left their sums
 // What becomes of a block's sums of a tile of rows: others add to them, or they are gradients with those of all other keys,
 // or they alone.
