@@ -330,10 +330,13 @@ class RuledParameters(RulesOfParts):
         return f"far_keys={self.far_keys}: {reason}" if reason else None
 
     @rule("combination", after="last_turn")
-    def _last_turns_are_of_those_that_stay(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if self.shares_last_turn() and not self.persistent:
-            return f"last_turn={self.last_turn}: turns={self.turns} has no last one of fewer blocks"
-        return None
+    def _last_turns_are_of_free_blocks(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if not self.shares_last_turn() or self.turns == FREE:
+            return None
+        told = f"last_turn={self.last_turn}: turns={self.turns} "
+        if self.persistent:
+            return told + f"has blocks wait for others that may not have begun; turns={FREE} does not"
+        return told + f"has no last one of fewer blocks; turns={FREE} has"
 
     @rule("combination", after="last_turn", advisory=True)
     def _last_turns_leave_blocks_idle(self, problem: Problem, limits: DeviceLimits) -> str | None:

@@ -48,7 +48,7 @@ HANDED_ON = replace(SHARED, br=64, sums="handed_on", order="by_section")
 WAYS: dict[str, tuple[WgmmaBackward, dict[str, Any]]] = {
     "by the copy engine": (SHARED, {"head_dim": 64}),
     "by threads": (replace(SHARED, dq_path="atomics"), {"head_dim": 40, "head_dim_v": 72, "dtype": "f16"}),
-    "by turn": (replace(SHARED, turns="fixed", order="by_section"), {"head_dim": 48, "head_dim_v": 64}),
+    "by sections": (replace(SHARED, order="by_section"), {"head_dim": 48, "head_dim_v": 64}),
     "ahead, in parts": (
         replace(SHARED, br=128, schedule="ahead", parts=2, kept="registers", meeting="late"),
         {"head_dim": 64, "head_dim_v": 40},
@@ -206,9 +206,13 @@ def test_mistakes_are_found(way: str, right: str, wrong: str) -> None:
     assert any(apart(made[name], wanted[name]) > 0.1 for made in runs for name in ("dq", "dk", "dv"))
 
 
-def test_blocks_of_one_tile_have_no_last_turn() -> None:
+def test_last_turns_are_of_blocks_that_take_turns_in_their_order() -> None:
+    """Or some would wait for one that has no multiprocessor yet, on which they wait."""
+    problem = replace(PROBLEM, head_dim=64, head_dim_v=64)
     with pytest.raises(Illegal, match="last_turn=shared: turns=one has no last one of fewer blocks"):
-        replace(SHARED, turns="one").check(replace(PROBLEM, head_dim=64, head_dim_v=64), FEW)
+        replace(SHARED, turns="one").check(problem, FEW)
+    with pytest.raises(Illegal, match="turns=fixed has blocks wait for others that may not have begun"):
+        replace(SHARED, turns="fixed").check(problem, FEW)
 
 
 def test_tiles_are_cut_as_blocks_have_done_soonest(monkeypatch) -> None:
