@@ -8,6 +8,9 @@ nobody waits for long, and only for blocks that began before. A launch in front 
 
 An item is a tile of rows or, where later rows see more keys, two of one head, the longest and the shortest
 that are left, so that items are of one length.
+
+Blocks that keep keys, of gradients, share rows instead, and hand on gradients of keys and values: see
+`families.wgmma_backward`.
 """
 
 from __future__ import annotations
