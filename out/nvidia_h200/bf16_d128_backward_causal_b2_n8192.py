@@ -140,6 +140,9 @@ GRADIENTS: tuple[Tuned, ...] = (
             "sums": "handed_on",
             "walk": "down",
             "far_keys": "walked",
+            "last_turn": "whole",
+            "second": "behind",
+            "sections": "held",
         },
         device={
             "name": "NVIDIA H200",

@@ -168,6 +168,9 @@ GRADIENTS: tuple[Tuned, ...] = (
             "sums": "any_order",
             "walk": "down",
             "far_keys": "left_out",
+            "last_turn": "whole",
+            "second": "behind",
+            "sections": "held",
         },
         device={
             "name": "NVIDIA H200",

@@ -140,6 +140,9 @@ GRADIENTS: tuple[Tuned, ...] = (
             "sums": "handed_on",
             "walk": "up",
             "far_keys": "walked",
+            "last_turn": "whole",
+            "second": "behind",
+            "sections": "held",
         },
         device={
             "name": "NVIDIA H200",

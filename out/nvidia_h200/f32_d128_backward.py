@@ -141,6 +141,9 @@ GRADIENTS: tuple[Tuned, ...] = (
             "sums": "any_order",
             "walk": "down",
             "far_keys": "walked",
+            "last_turn": "whole",
+            "second": "behind",
+            "sections": "held",
         },
         device={
             "name": "NVIDIA H200",
