@@ -76,8 +76,11 @@ from ..arithmetic import LEAST_EXPONENT, TOP_EXPONENT
 from ..used_tiles import UsedTiles
 from ..wgmma.parameters import GROUP, is_split
 from ..wgmma.shared_memory import ALIGNMENT, CHUNK, chunks
-from .parameters import ADDING_WARPS, MOST_SLICES, SLICE_TILES, SUM_COLUMNS, SUM_ROWS, consumer_registers
-from .rules import RuledParameters
+from .advice import AdvisedParameters
+from .parameters import SUM_COLUMNS, SUM_ROWS
+from .registers import consumer_registers, launch_registers, producer_registers
+from .shared_memory import ADDING_WARPS, smem_bytes, smem_bytes_of_rows
+from .slices import MOST_SLICES, SLICE_TILES
 
 #: The region of a workspace that counts the turns which blocks have taken.
 TURNS = "turns"
@@ -88,7 +91,7 @@ NEXT_KEYS = "next_keys"
 
 
 @dataclass(frozen=True)
-class WgmmaBackward(UsedTiles, RuledParameters):
+class WgmmaBackward(UsedTiles, AdvisedParameters):
     """Gradients of attention by wgmma and TMA."""
 
     family: ClassVar[str] = "wgmma-backward"
@@ -107,8 +110,14 @@ class WgmmaBackward(UsedTiles, RuledParameters):
     def template_for(self, problem: Problem) -> str:
         return self.template_of_parts if is_split(problem) else self.template
 
+    def smem_bytes(self, problem: Problem, limits: DeviceLimits) -> int:
+        return smem_bytes(self, problem)
+
+    def registers(self, problem: Problem, limits: DeviceLimits) -> int:
+        return launch_registers(self.threads() * self.min_blocks, limits)
+
     def blocks_of_queries(self, problem: Problem) -> tuple[int, int, int]:
-        return GROUP * (1 + self.row_consumers), self.smem_bytes_of_rows(problem), self.rows
+        return GROUP * (1 + self.row_consumers), smem_bytes_of_rows(self, problem), self.rows
 
     def launch(self, problem: Problem, limits: DeviceLimits) -> Launch:
         launch = replace(super().launch(problem, limits), tensor_maps=self.tensor_maps(problem))
@@ -151,7 +160,7 @@ class WgmmaBackward(UsedTiles, RuledParameters):
 
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
         row_threads, smem_of_rows, _ = self.blocks_of_queries(problem)
-        producer = self.producer_registers(problem)
+        producer = producer_registers(self, problem)
         d_widths, dv_widths = _widths(problem.head_dim), _widths(problem.head_dim_v)
         return {
             **super().constants(problem, limits),

@@ -5,44 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd
 
-from ...expression import Name, loads_of
 from ...handover.reach import FAR_KEYS, LEFT_OUT, WALKED
-from ...handover.split_tiles import TILE_ROWS
 from ...launch import TensorMap
 from ...limits import DeviceLimits
 from ...problem import ITEM_BYTES, Problem
-from ...scoring.scores import KEY, QUERY
 from ...variant import param
 from ..gradients import GradientVariant
 from ..wgmma.parameters import GROUP, GROUP_ROWS, SHARED, WHOLE, is_split
-from ..wgmma.shared_memory import ALIGNMENT, BARRIER_BYTES, CHUNK, CHUNK_BYTES, chunks
+from ..wgmma.shared_memory import CHUNK, CHUNK_BYTES, chunks
 
 #: Columns of a step of products, and rows of what a warp has of one.
 STEP = 16
 #: Of a map whose rows lie in shared memory as they are.
 UNSWIZZLED = 16
-#: What a thread of the producer keeps, and the most that one of a consumer has of the rest.
-PRODUCER_REGISTERS, MAX_CONSUMER_REGISTERS, ENOUGH_REGISTERS = 24, 240, 248
-#: Where it finds tiles in the workspace, which takes more.
-PRODUCER_REGISTERS_OF_TILES = 40
-#: What one keeps where the producer's other warps add up what blocks of a cluster send each other; and how
-#: many these are.
-ADDING_REGISTERS, ADDING_WARPS = 56, 3
-#: What a thread of the producer that hands on what blocks add up in memory has in shared memory, as large as
-#: barriers, so that it needs no more registers than others; and what turns come with.
-MOVER_WORDS, TURN_WORDS = 9, 16
-#: Registers of a consumer beside its sums and products: addresses, numbers of rows, scales; and more where
-#: changes of scores are made and differentiated, or threads of warpgroups apart, or of blocks that stay, add
-#: to memory.
-REGISTERS_BESIDE, REGISTERS_OF_CHANGE, REGISTERS_OF_ADDRESSES = 32, 8, 24
-#: And for elements of arrays that a change reads row by row as these pass by, or key by key, for each that is
-#: weighed at a time: the compiler begins to read elements of all before it needs the first; some more for
-#: each kind of places that is kept beside them, of sums that threads or copies add to and of rows that see a
-#: key, but for scores a tile ahead, which have room for these. By what nvcc 13 spills, under tables of
-#: distances and biases. The last is of the launch that keeps query rows.
-REGISTERS_OF_ROWS, REGISTERS_OF_PLACES, REGISTERS_OF_KEYS = 0.125, 4, 0.75
-#: The first where numbers come in parts, which are made of nothing that is kept.
-REGISTERS_BESIDE_PARTS = 24
 #: When weights are made and multiplied: once their gradients are there, too; or made beside the making of
 #: these, or multiplied as well; or that, with scores made a tile ahead, beside what is stored and added.
 TOGETHER, MADE_FIRST, WEIGHTS_FIRST, AHEAD = "together", "made_first", "weights_first", "ahead"
@@ -74,10 +49,6 @@ ANY_ORDER, HANDED_ON = "any_order", "handed_on"
 #: Where sums are handed on, whether rows pass by from the last down to the first, while keys are taken from
 #: the first on, or up, while these are taken from the last on.
 DOWN, UP = "down", "up"
-#: The most slices of a tile of keys, and what each takes beside its tiles of rows, as so many of these: keys
-#: and values that are brought, sums that are handed on. By bytes, and by blocks that wait for each other as
-#: simulated: where these are no longer in step, more slices gain nothing.
-MOST_SLICES, SLICE_TILES = 4, 3
 #: Where query rows have a launch, which the one of keys follows: whether blocks of this second one begin once
 #: the first has ended, or as soon as the last blocks of that leave multiprocessors idle. They read nothing of
 #: it.
@@ -229,21 +200,6 @@ class Parameters(GradientVariant):
         """Tells whether blocks that stay share the rows of tiles of keys that are left for fewer of them."""
         return self.last_turn == SHARED
 
-    def tiles_left(self, problem: Problem, blocks: int) -> int:
-        """Returns how many tiles of keys so many blocks that stay leave for a last turn of fewer of them."""
-        tiles = problem.batch * problem.num_kv_heads * -(-problem.seqlen_k // self.bc)
-        return tiles % blocks if tiles > blocks else 0
-
-    def slices_of_left(self, problem: Problem, left: int, blocks: int) -> int:
-        """Returns into how many slices of its rows each of the tiles of keys is cut that are left for fewer
-        than ``blocks``: as many as these have done with soonest."""
-        rows = problem.group * -(-problem.seqlen_q // self.br)
-
-        def tiles_of(slices: int) -> float:
-            return -(-left * slices // blocks) * (rows / slices + SLICE_TILES)
-
-        return min(range(1, min(MOST_SLICES, rows) + 1), key=tiles_of)
-
     def handed_floats(self, problem: Problem) -> int:
         """Returns the floats that a consumer hands on: its sums of keys' and of values' gradients."""
         return GROUP_ROWS * (problem.head_dim + problem.head_dim_v)
@@ -375,141 +331,7 @@ class Parameters(GradientVariant):
         room = ITEM_BYTES["f32"] * tiles * STEP * columns
         return self.dq_path == BULK and columns % STEP == 0 and STEP * CHUNK_BYTES * max(d, dv) <= room
 
-    def smem_bytes(self, problem: Problem, limits: DeviceLimits) -> int:
-        if is_split(problem):
-            return self._smem_bytes_of_parts(problem)
-        d, dv = chunks(problem.head_dim), chunks(problem.head_dim_v)
-        tiles = self.bc * (d + dv) + self.br * (self.q_stages * d + self.dout_stages * dv)
-        if self.apart:
-            tiles += 2 * self.br * self.bc // GROUP_ROWS  # weights on their way from one warpgroup to another
-        if self.sums_queries:
-            tiles += self.ds_stages * self.br * chunks(self.bc)  # gradients of scores
-        sums = 0
-        if self.dq_path == BULK:
-            share_tiles, columns = self.query_share(problem)
-            sums = ITEM_BYTES["f32"] * self.consumers * share_tiles * GROUP_ROWS * columns
-        statistics = ITEM_BYTES["f32"] * self.br * (self.q_stages + self.dout_stages)
-        barriers = 1 + 2 * (self.q_stages + self.dout_stages)
-        if self.meeting == LATE:
-            barriers += self.ds_stages
-        # The number of a turn takes no more room than a barrier.
-        barriers += self.persistent + 3 * self.counts_turns
-        if self.hands_on_sums:
-            # One tile's are moved while the next one's are made, and gradients of keys and values likewise.
-            of_rows = ITEM_BYTES["f32"] * self.br * problem.head_dim
-            moved = max(of_rows, CHUNK_BYTES * self.bc * max(d, dv))
-            sums = 2 * _storage(moved, 0)
-            barriers += 2 * MOVER_WORDS + TURN_WORDS
-        if self.sums_in_cluster:
-            sums = ITEM_BYTES["f32"] * self.sum_stages * self.br * problem.head_dim
-            barriers += 1 + 2 * self.sum_stages
-            barriers += ADDING_WARPS * (self.cluster + 1)  # as large are two numbers of each block
-        return _storage(CHUNK_BYTES * tiles + sums + statistics, barriers)
-
-    def _smem_bytes_of_parts(self, problem: Problem) -> int:
-        """The same where numbers are of two parts: each consumer has gradients of scores of its own."""
-        d, dv = chunks(problem.head_dim), chunks(problem.head_dim_v)
-        rows = self.consumers * (d + dv + 1) + self.q_stages * d + self.dout_stages * dv
-        sums = GROUP_ROWS * problem.head_dim * self.consumers if self.dq_path == BULK else 0
-        stages = self.q_stages + self.dout_stages
-        # Of each tile four words have its unit; of each warp one has that of its gradients of scores.
-        numbers = self.br * stages + 4 * (2 * self.consumers + stages) + 4 * self.consumers * self.parts
-        tiles = 2 * CHUNK_BYTES * TILE_ROWS * rows
-        return _storage(tiles + ITEM_BYTES["f32"] * (sums + numbers), 1 + 2 * stages)
-
-    def smem_bytes_of_rows(self, problem: Problem) -> int:
-        """Returns the bytes of shared memory of a block that keeps query rows; 0 without such blocks."""
-        if self.sums_queries:
-            return 0
-        d, dv = chunks(problem.head_dim), chunks(problem.head_dim_v)
-        tiles = self.rows * (d + dv) + self.keys * (self.k_stages * d + self.v_stages * dv)
-        return _storage(CHUNK_BYTES * tiles, 1 + 2 * (self.k_stages + self.v_stages))
-
-    def registers(self, problem: Problem, limits: DeviceLimits) -> int:
-        """Returns what a launch gives each thread before the warpgroups share them out."""
-        return launch_registers(self.threads() * self.min_blocks, limits)
-
-    def needed_registers(self, problem: Problem) -> int:
-        """Returns what a thread of a consumer needs where keys are kept: for sums, products and the rest."""
-        d, dv = problem.head_dim // 2, problem.head_dim_v // 2
-        if is_split(problem):
-            # Products of scores and of their gradients, weights in parts, and what a chunk's columns gain.
-            added = min(CHUNK, max(problem.head_dim, problem.head_dim_v)) // 2
-            beside = _beside(problem) - REGISTERS_BESIDE + REGISTERS_BESIDE_PARTS
-            return d + dv + 3 * self.weighed_rows // 2 + added + beside
-        tiles, columns = self.query_share(problem) if self.sums_queries else (0, 0)
-        rows = self.weighed_rows
-        products = rows + (rows // 4 if self.schedule in (WEIGHTS_FIRST, AHEAD) else 0)
-        beside_shares = rows // 4 + (rows // 2 if self.schedule == AHEAD else 0)
-        passing = max(products, tiles * columns // 2 + beside_shares) + self.kept_registers(problem)
-        # Where threads add to memory beside all that warpgroups apart, or turns, have them know.
-        addresses = (
-            REGISTERS_OF_ADDRESSES if self.dq_path == ATOMICS and (self.apart or self.persistent) else 0
-        )
-        # Where sums are handed on, half the rows for a part begun while others are awaited, as ptxas has it.
-        begins = self.hands_on_sums and self.schedule == AHEAD and self.meeting == LATE
-        begun = rows // 2 if begins else 0
-        if self.apart:
-            # What another warpgroup has of gradients leaves room for elements.
-            summed = max(d, dv)
-        else:
-            places = 0 if self.schedule == AHEAD else (not self.hands_on_sums) + (self.ranges == OF_KEYS)
-            elements = REGISTERS_OF_ROWS * rows + REGISTERS_OF_PLACES * places
-            summed = d + dv + _registers_of_elements(problem, QUERY, elements)
-        return summed + passing + addresses + begun + _beside(problem)
-
-    def producer_registers(self, problem: Problem) -> int:
-        """Returns what a thread of the producer keeps."""
-        if self.sums_in_cluster:
-            return ADDING_REGISTERS
-        return PRODUCER_REGISTERS_OF_TILES if is_split(problem) else PRODUCER_REGISTERS
-
-    def kept_registers(self, problem: Problem) -> int:
-        """Returns how many registers of a consumer's thread have what stays."""
-        return sum(4 * -(-columns // STEP) for columns in self.kept_columns(problem))
-
     def kept_columns(self, problem: Problem) -> tuple[int, int]:
         """Returns the columns of keys and of values that consumers have in registers."""
         keys = problem.head_dim if self.kept == IN_REGISTERS else 0
         return keys, problem.head_dim_v if self.kept != IN_SHARED else 0
-
-    def needed_registers_of_rows(self, problem: Problem) -> int:
-        """Returns what a thread of a consumer needs where query rows are kept; 0 without such blocks."""
-        if self.sums_queries:
-            return 0
-        # What else a change takes comes once elements are there.
-        elements = _registers_of_elements(problem, KEY, REGISTERS_OF_KEYS * self.keys)
-        beside = max(_beside(problem), REGISTERS_BESIDE + elements)
-        return problem.head_dim // 2 + self.keys + beside
-
-
-def _registers_of_elements(problem: Problem, passing: Name, registers: float) -> int:
-    """Returns so many where a change of scores reads arrays element by element of what is ``passing`` by."""
-    change = problem.scores.change
-    if change is None or not any(passing.name in load.names() for load in loads_of(change)):
-        return 0
-    return int(registers)
-
-
-def _beside(problem: Problem) -> int:
-    return REGISTERS_BESIDE + (REGISTERS_OF_CHANGE if problem.scores.change is not None else 0)
-
-
-def _storage(tile_bytes: int, barriers: int) -> int:
-    return -(-(tile_bytes + BARRIER_BYTES * barriers) // ALIGNMENT) * ALIGNMENT
-
-
-def launch_registers(threads: int, limits: DeviceLimits) -> int:
-    """Returns what a launch gives each of so many threads of an SM before warpgroups share them out."""
-    return min(limits.registers_per_sm // threads // 8 * 8, limits.max_registers_per_thread)
-
-
-def consumer_registers(
-    threads: int, limits: DeviceLimits, producer: int = PRODUCER_REGISTERS, blocks: int = 1
-) -> int:
-    """Returns what a thread of a consumer has once the producer's have given up theirs but for so many, of
-    blocks that an SM has so many of; 0 where a launch gives all enough."""
-    given, groups = launch_registers(threads * blocks, limits), threads // GROUP
-    if given >= ENOUGH_REGISTERS:
-        return 0
-    return min(MAX_CONSUMER_REGISTERS, (given * groups - producer) // (groups - 1) // 8 * 8)

@@ -1,8 +1,8 @@
-"""Which gradient kernels of Hopper cannot run on a problem and a card, and which are never the best."""
+"""Which gradient kernels of Hopper cannot run on a problem and a card."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ...handover.reach import why_not_left_out
 from ...limits import DeviceLimits
@@ -22,7 +22,6 @@ from .parameters import (
     BY_SECTION,
     DOWN,
     FREE,
-    HEAVIEST_FIRST,
     HELD,
     IN_SHARED,
     LAUNCH,
@@ -31,23 +30,17 @@ from .parameters import (
     STEP,
     SUM_ROWS,
     TOGETHER,
-    UP,
     WEIGHTS_FIRST,
+)
+from .registers import (
     consumer_registers,
     launch_registers,
+    needed_registers,
+    needed_registers_of_rows,
+    producer_registers,
 )
 from .rules_of_parts import RulesOfParts
-
-#: So few blocks of a head at once hardly wait for each other.
-FEW_OF_HEAD = 8
-#: The least part of the time of blocks that keep rows in which multiprocessors stand idle, for others beside
-#: them to be tried.
-LEAST_IDLE = 0.01
-
-
-def _all_rows_see_all_keys(problem: Problem) -> bool:
-    """Whether nothing limits what rows see."""
-    return problem.scores.is_plain and not problem.causal
+from .shared_memory import smem_bytes, smem_bytes_of_rows
 
 
 def _is_of_a_launch(name: str) -> Verdict:
@@ -82,13 +75,13 @@ class RuledParameters(RulesOfParts):
 
     @rule("registers", after="dq_path")
     def _registers_fit(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        needed, producer = self.needed_registers(problem), self.producer_registers(problem)
+        needed, producer = needed_registers(self, problem), producer_registers(self, problem)
         return _lacks_registers(needed, self.threads(), limits, producer)
 
     @rule("registers", after="keys")
     def _registers_fit_rows(self, problem: Problem, limits: DeviceLimits) -> str | None:
         threads = GROUP * (1 + self.row_consumers)
-        needed, producer = self.needed_registers_of_rows(problem), self.producer_registers(problem)
+        needed, producer = needed_registers_of_rows(self, problem), producer_registers(self, problem)
         return _lacks_registers(needed, threads, limits, producer)
 
     @rule("registers", after="keys")
@@ -107,11 +100,11 @@ class RuledParameters(RulesOfParts):
 
     @rule("shared memory", after="ds_stages")
     def _shared_memory_fits(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        return limits.lacks_shared_memory(self.smem_bytes(problem, limits))
+        return limits.lacks_shared_memory(smem_bytes(self, problem))
 
     @rule("shared memory", after="v_stages")
     def _shared_memory_fits_rows(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        return limits.lacks_shared_memory(self.smem_bytes_of_rows(problem))
+        return limits.lacks_shared_memory(smem_bytes_of_rows(self, problem))
 
     @rule("combination", after="schedule")
     def _weights_are_there_first(self, problem: Problem, limits: DeviceLimits) -> str | None:
@@ -204,12 +197,6 @@ class RuledParameters(RulesOfParts):
             return f"order={self.order}: a cluster takes all tiles of a head"
         return None
 
-    @rule("combination", after="order", advisory=True)
-    def _some_tiles_are_heaviest(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if self.order == HEAVIEST_FIRST and _all_rows_see_all_keys(problem):
-            return f"order={self.order}: without a mask all tiles weigh the same"
-        return None
-
     @rule("combination", after="ds_stages")
     def _gradients_of_scores_are_kept(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if not self.sums_queries and self.ds_stages != 2:
@@ -248,12 +235,6 @@ class RuledParameters(RulesOfParts):
             return told + f"with dq_path={self.dq_path} no block has the same keys for all its rows"
         return None
 
-    @rule("combination", after="ranges", advisory=True)
-    def _a_mask_is_told(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if self.ranges != OF_ROWS and _all_rows_see_all_keys(problem):
-            return f"ranges={self.ranges}: without a mask all rows see all keys"
-        return None
-
     @rule("combination", after="min_blocks")
     def _blocks_share_an_sm(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if self.min_blocks == 1:
@@ -261,15 +242,16 @@ class RuledParameters(RulesOfParts):
         told = f"min_blocks={self.min_blocks}: "
         if is_split(problem) or self.dq_path not in (BULK, ATOMICS):
             return told + "for blocks of 16-bit keys that add queries' gradients up in memory"
-        smem, given = self.smem_bytes(problem, limits), self.registers(problem, limits)
+        smem = smem_bytes(self, problem)
+        given = launch_registers(self.threads() * self.min_blocks, limits)
         if (room := limits.blocks_per_sm(self.threads(), given, smem)) < self.min_blocks:
             return told + f"{smem} bytes of shared memory leave room for {room}"
         if columns := self._columns_beyond(problem, given):
             return told + f"one product of {columns} columns takes more than the {given} of a launch"
         allowed = consumer_registers(
-            self.threads(), limits, self.producer_registers(problem), self.min_blocks
+            self.threads(), limits, producer_registers(self, problem), self.min_blocks
         )
-        if (needed := self.needed_registers(problem)) > allowed:
+        if (needed := needed_registers(self, problem)) > allowed:
             return told + f"about {needed} per thread of a consumer, which has {allowed} at most"
         return None
 
@@ -338,19 +320,6 @@ class RuledParameters(RulesOfParts):
             return told + f"has blocks wait for others that may not have begun; turns={FREE} does not"
         return told + f"has no last one of fewer blocks; turns={FREE} has"
 
-    @rule("combination", after="last_turn", advisory=True)
-    def _last_turns_leave_blocks_idle(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if not self.shares_last_turn():
-            return None
-        told = f"last_turn={self.last_turn}: "
-        if not _all_rows_see_all_keys(problem):
-            return told + "where tiles differ in length, those of the last turn are the shortest"
-        blocks = limits.blocks_at_once(self.min_blocks, 1)
-        left = self.tiles_left(problem, blocks)
-        if self.slices_of_left(problem, left, blocks) == 1:
-            return told + f"{blocks} blocks have done no sooner with slices of the {left} tiles that are left"
-        return None
-
     @rule("combination", after="second")
     def _blocks_of_keys_have_others_beside_them(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if self.second == BEHIND:
@@ -360,23 +329,6 @@ class RuledParameters(RulesOfParts):
             return told + f"with dq_path={self.dq_path} no launch keeps query rows; dq_path={LAUNCH} has one"
         if problem.layout.is_packed:
             return told + f"blocks of packed sequences wait for a plan, as second={BEHIND} has them do"
-        return None
-
-    @rule("combination", after="second", advisory=True)
-    def _blocks_of_rows_leave_some_idle(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if self.second == BEHIND:
-            return None
-        # Each has a multiprocessor's registers.
-        slots = limits.blocks_at_once(1, 1)
-        blocks = problem.batch * problem.num_q_heads * -(-problem.seqlen_q // self.rows)
-        turns = -(-blocks // slots)
-        # Under a mask the last ones end at any time.
-        idle = turns - blocks / slots if _all_rows_see_all_keys(problem) else 0.5
-        if idle < LEAST_IDLE * turns:
-            return (
-                f"second={self.second}: {blocks} blocks that keep rows leave {slots} multiprocessors idle "
-                f"for {idle / turns:.1%} of their time"
-            )
         return None
 
     @rule("combination", after="sections")
@@ -389,34 +341,6 @@ class RuledParameters(RulesOfParts):
         if not self.hands_on_sums:
             return told + f"where sums={self.sums} blocks of a head are anywhere along its rows"
         return None
-
-    @rule("combination", after="sections", advisory=True)
-    def _sections_are_narrow(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if self.sections == HELD:
-            return None
-        # Of a head: queries, gradients of outputs, and sums of queries' gradients in float32.
-        passing = problem.group * problem.seqlen_q * (6 * problem.head_dim + 2 * problem.head_dim_v)
-        heads = replace(self, sections=HELD).section_bytes(limits) // passing
-        blocks = limits.blocks_at_once(1, 1)
-        if heads * FEW_OF_HEAD > blocks:
-            return f"sections={self.sections}: {blocks} blocks are of {heads} heads as it is"
-        return None
-
-    @rule("combination", after="walk", advisory=True)
-    def _walks_begin_where_masks_do(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if self.hands_on_sums and problem.causal and self.walk == DOWN:
-            return f"walk={self.walk}: under a causal mask all blocks of a head begin with its last rows"
-        if self.walk == UP and not problem.causal:
-            return f"walk={self.walk}: without a causal mask all blocks of a head begin with the same rows"
-        return None
-
-    @rule("combination", after="walk", advisory=True, waived_by="order")
-    def _neighbours_in_turn_start_apart(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if not self.hands_on_sums or self.order != BY_HEAD:
-            return None
-        if self.walk == UP and problem.causal and self.br < self.bc:
-            return None
-        return f"sums={self.sums}: order={self.order} starts blocks together that wait for each other"
 
     def _columns_beyond(self, problem: Problem, given: int) -> int:
         """Returns the columns of a product whose sums so many registers do not hold; 0 where they hold

@@ -37,8 +37,9 @@ from .parameters import (
     LATE,
     OF_KEYS,
     WEIGHTS_FIRST,
-    launch_registers,
 )
+from .registers import launch_registers
+from .slices import slices_of_left, tiles_left
 
 #: Warps of a warpgroup, whose shares of a tile are 16 rows each, and rows between those of a lane.
 GROUP_WARPS, LANE_ROWS = GROUP // WARP, 8
@@ -112,8 +113,8 @@ def _last_turn(variant: WgmmaBackward, problem: Problem, limits: DeviceLimits) -
     if not variant.shares_last_turn():
         return {}
     blocks = limits.blocks_at_once(variant.min_blocks, 1)
-    left = variant.tiles_left(problem, blocks)
-    slices = variant.slices_of_left(problem, left, blocks)
+    left = tiles_left(variant, problem, blocks)
+    slices = slices_of_left(variant, problem, left, blocks)
     return {"last_slices": slices, "last_turns": -(-left * slices // blocks)}
 
 

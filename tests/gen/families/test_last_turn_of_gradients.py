@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flashgen.gen.families.wgmma_backward import family, parameters
+from flashgen.gen.families.wgmma_backward import family, slices
 from flashgen.gen.families.wgmma_backward.family import WgmmaBackward
+from flashgen.gen.families.wgmma_backward.slices import SLICE_TILES, slices_of_left, tiles_left
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.limits import preset
 from flashgen.gen.problem import Problem
@@ -28,7 +29,6 @@ from tests.support.emulated import needs_compiler
 from tests.support.given_gradients import given_of
 
 H200 = preset("h200")
-SLICE_TILES = parameters.SLICE_TILES
 #: Three blocks, as there are multiprocessors.
 FEW = replace(H200, num_sms=3)
 PROBLEM = Problem(backward=True, dtype="bf16", num_q_heads=4, num_kv_heads=2)
@@ -80,7 +80,7 @@ SHAPES = (
 @pytest.fixture(autouse=True)
 def free_slices(monkeypatch):
     """Slices that take nothing beside their rows, of which emulated problems have few."""
-    for module in (family, parameters):
+    for module in (family, slices):
         monkeypatch.setattr(module, "SLICE_TILES", 0)
 
 
@@ -217,12 +217,12 @@ def test_last_turns_are_of_blocks_that_take_turns_in_their_order() -> None:
 
 def test_tiles_are_cut_as_blocks_have_done_soonest(monkeypatch) -> None:
     """By the turns that slices are, and what each takes beside its rows."""
-    monkeypatch.setattr(parameters, "SLICE_TILES", SLICE_TILES)
-    assert HANDED_ON.tiles_left(LONG, 132) == 68
+    monkeypatch.setattr(slices, "SLICE_TILES", SLICE_TILES)
+    assert tiles_left(HANDED_ON, LONG, 132) == 68
     # Of 68 tiles a slice for each block takes 1 turn of 1, 2 of 1/2, 2 of 1/3 or 3 of 1/4.
-    assert [HANDED_ON.slices_of_left(LONG, left, 132) for left in (0, 4, 33, 68, 131)] == [1, 4, 4, 3, 1]
+    assert [slices_of_left(HANDED_ON, LONG, left, 132) for left in (0, 4, 33, 68, 131)] == [1, 4, 4, 3, 1]
     short = replace(LONG, batch=32, seqlen_q=512, seqlen_k=512)
-    assert [HANDED_ON.slices_of_left(short, left, 132) for left in (4, 44, 66, 68)] == [4, 3, 2, 1]
+    assert [slices_of_left(HANDED_ON, short, left, 132) for left in (4, 44, 66, 68)] == [4, 3, 2, 1]
     assert HANDED_ON.advice(LONG, H200) is None
     told = "last_turn=shared: 132 blocks have done no sooner with slices of the 68 tiles that are left"
     assert HANDED_ON.advice(short, H200) == f"combination: {told}"

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flashgen.gen.families.gradients import slope_of_change
 from flashgen.gen.families.wgmma_backward.family import WgmmaBackward
+from flashgen.gen.families.wgmma_backward.registers import needed_registers, needed_registers_of_rows
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.launch import repeats_bits
 from flashgen.gen.limits import PRESETS
@@ -768,16 +769,16 @@ def test_elements_of_arrays_take_registers_where_they_pass_by() -> None:
     of_ranges = replace(together, ranges="of_keys")
     handed_on = replace(together, turns="free", sums="handed_on")
     for variant, more in ((handed_on, 8), (together, 12), (of_ranges, 16), (ahead, 8)):
-        needed = variant.needed_registers(capped)
-        assert variant.needed_registers(table) == variant.needed_registers(bias) == needed + more
+        needed = needed_registers(variant, capped)
+        assert needed_registers(variant, table) == needed_registers(variant, bias) == needed + more
         # What is read of keys that stay is read once.
-        assert variant.needed_registers(of_keys) == needed == variant.needed_registers(PROBLEM) + 8
+        assert needed_registers(variant, of_keys) == needed == needed_registers(variant, PROBLEM) + 8
     apart = WgmmaBackward(bc=64, apart=True)
-    assert apart.needed_registers(table) == apart.needed_registers(capped)
+    assert needed_registers(apart, table) == needed_registers(apart, capped)
     # By the other launch's blocks keys pass.
     rows = WgmmaBackward(keys=96)
-    needed = rows.needed_registers_of_rows(capped)
-    assert {rows.needed_registers_of_rows(each) for each in (table, bias, of_keys)} == {needed - 8 + 72}
+    needed = needed_registers_of_rows(rows, capped)
+    assert {needed_registers_of_rows(rows, each) for each in (table, bias, of_keys)} == {needed - 8 + 72}
     wide = replace(capped, head_dim=128, head_dim_v=128)
     render(together, wide, H200)
     with pytest.raises(Illegal, match="about 260 per thread of a consumer, of 256 threads each has 255"):

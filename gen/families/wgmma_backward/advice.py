@@ -1,0 +1,98 @@
+"""Which gradient kernels of Hopper run, but are never the best."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ...limits import DeviceLimits
+from ...problem import Problem
+from ...variant import rule
+from .parameters import BEHIND, BY_HEAD, DOWN, HEAVIEST_FIRST, HELD, OF_ROWS, UP
+from .rules import RuledParameters
+from .slices import slices_of_left, tiles_left
+
+#: So few blocks of a head at once hardly wait for each other.
+FEW_OF_HEAD = 8
+#: The least part of the time of blocks that keep rows in which multiprocessors stand idle, for others beside
+#: them to be tried.
+LEAST_IDLE = 0.01
+
+
+@dataclass(frozen=True)
+class AdvisedParameters(RuledParameters):
+    """Parameters with the rules of their family, and with its advice."""
+
+    @rule("combination", after="order", advisory=True)
+    def _some_tiles_are_heaviest(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.order == HEAVIEST_FIRST and _all_rows_see_all_keys(problem):
+            return f"order={self.order}: without a mask all tiles weigh the same"
+        return None
+
+    @rule("combination", after="ranges", advisory=True)
+    def _a_mask_is_told(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.ranges != OF_ROWS and _all_rows_see_all_keys(problem):
+            return f"ranges={self.ranges}: without a mask all rows see all keys"
+        return None
+
+    @rule("combination", after="last_turn", advisory=True)
+    def _last_turns_leave_blocks_idle(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if not self.shares_last_turn():
+            return None
+        told = f"last_turn={self.last_turn}: "
+        if not _all_rows_see_all_keys(problem):
+            return told + "where tiles differ in length, those of the last turn are the shortest"
+        blocks = limits.blocks_at_once(self.min_blocks, 1)
+        left = tiles_left(self, problem, blocks)
+        if slices_of_left(self, problem, left, blocks) == 1:
+            return told + f"{blocks} blocks have done no sooner with slices of the {left} tiles that are left"
+        return None
+
+    @rule("combination", after="second", advisory=True)
+    def _blocks_of_rows_leave_some_idle(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.second == BEHIND:
+            return None
+        # Each has a multiprocessor's registers.
+        slots = limits.blocks_at_once(1, 1)
+        blocks = problem.batch * problem.num_q_heads * -(-problem.seqlen_q // self.rows)
+        turns = -(-blocks // slots)
+        # Under a mask the last ones end at any time.
+        idle = turns - blocks / slots if _all_rows_see_all_keys(problem) else 0.5
+        if idle < LEAST_IDLE * turns:
+            return (
+                f"second={self.second}: {blocks} blocks that keep rows leave {slots} multiprocessors idle "
+                f"for {idle / turns:.1%} of their time"
+            )
+        return None
+
+    @rule("combination", after="sections", advisory=True)
+    def _sections_are_narrow(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.sections == HELD:
+            return None
+        # Of a head: queries, gradients of outputs, and sums of queries' gradients in float32.
+        passing = problem.group * problem.seqlen_q * (6 * problem.head_dim + 2 * problem.head_dim_v)
+        heads = replace(self, sections=HELD).section_bytes(limits) // passing
+        blocks = limits.blocks_at_once(1, 1)
+        if heads * FEW_OF_HEAD > blocks:
+            return f"sections={self.sections}: {blocks} blocks are of {heads} heads as it is"
+        return None
+
+    @rule("combination", after="walk", advisory=True)
+    def _walks_begin_where_masks_do(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.hands_on_sums and problem.causal and self.walk == DOWN:
+            return f"walk={self.walk}: under a causal mask all blocks of a head begin with its last rows"
+        if self.walk == UP and not problem.causal:
+            return f"walk={self.walk}: without a causal mask all blocks of a head begin with the same rows"
+        return None
+
+    @rule("combination", after="walk", advisory=True, waived_by="order")
+    def _neighbours_in_turn_start_apart(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if not self.hands_on_sums or self.order != BY_HEAD:
+            return None
+        if self.walk == UP and problem.causal and self.br < self.bc:
+            return None
+        return f"sums={self.sums}: order={self.order} starts blocks together that wait for each other"
+
+
+def _all_rows_see_all_keys(problem: Problem) -> bool:
+    """Whether nothing limits what rows see."""
+    return problem.scores.is_plain and not problem.causal
