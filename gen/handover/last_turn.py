@@ -39,6 +39,6 @@ def handed_regions(main: Launch, groups: int, floats: int) -> tuple[Region, ...]
     words each."""
     places = (main.max_blocks or 0) * groups
     return (
-        Region(HANDED_NUMBERS, Constant(places), "whether blocks have handed on what they had to"),
-        Region(HANDED_RESULTS, Constant(places * floats), "what keys of blocks make of others' rows"),
+        Region(HANDED_NUMBERS, Constant(places), "how much blocks have handed on"),
+        Region(HANDED_RESULTS, Constant(places * floats), "what blocks make of tiles of others"),
     )

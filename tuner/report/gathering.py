@@ -48,7 +48,7 @@ def make_report(
         limits = DeviceLimits.from_dict(about["limits"])
         # Before any trial is read: to walk a space takes as much memory for a while as thousands of trials.
         pruned = [_pruned(family_named(each["family"]), problem, limits) for each in abouts]
-        studies = [read_study(storage, name) for name in group.names]
+        studies = [read_study(storage, name, each) for name, each in zip(group.names, abouts, strict=True)]
     by_family = _trials(studies, problem, limits)
     parts = [
         _family_part(study, by_family[study.name], removed, bool(about["predicted"]))

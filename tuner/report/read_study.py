@@ -32,9 +32,9 @@ def about_study(storage: BaseStorage, name: str) -> Mapping[str, Any]:
     return storage.get_study_user_attrs(storage.get_study_id_from_name(name))
 
 
-def read_study(storage: BaseStorage, name: str) -> ReadStudy:
+def read_study(storage: BaseStorage, name: str, about: Mapping[str, Any]) -> ReadStudy:
+    """Reads the trials of a study that says this of itself."""
     study_id = storage.get_study_id_from_name(name)
-    about = about_study(storage, name)
     family = family_named(about["family"])
     done: list[EndedTrial] = []
     unreadable = in_flight = 0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ...limits import DeviceLimits
 from ...problem import Problem
 from ...variant import rule
-from .parameters import BEHIND, BY_HEAD, DOWN, HEAVIEST_FIRST, HELD, OF_ROWS, UP
+from .parameters import BEHIND, BY_HEAD, DOWN, HEADS_OF_WIDE, HEAVIEST_FIRST, HELD, OF_ROWS, UP
 from .rules import RuledParameters
 from .slices import slices_of_left, tiles_left
 
@@ -70,7 +70,7 @@ class AdvisedParameters(RuledParameters):
             return None
         # Of a head: queries, gradients of outputs, and sums of queries' gradients in float32.
         passing = problem.group * problem.seqlen_q * (6 * problem.head_dim + 2 * problem.head_dim_v)
-        heads = replace(self, sections=HELD).section_bytes(limits) // passing
+        heads = self.section_bytes(limits) // HEADS_OF_WIDE // passing
         blocks = limits.blocks_at_once(1, 1)
         if heads * FEW_OF_HEAD > blocks:
             return f"sections={self.sections}: {blocks} blocks are of {heads} heads as it is"
