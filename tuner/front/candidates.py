@@ -49,8 +49,8 @@ def candidates(
     problem: Problem, limits: DeviceLimits, known: Iterable[Entry], *, repeating: bool = False
 ) -> list[Candidate]:
     """Returns what may serve a problem on a card, the fastest by prediction first; what was tuned here for
-    just this stands before all others, and if on another card, or shipped, before all that are not clearly
-    faster.
+    just this stands before all others, and if shipped, or on another card where nothing was on this one,
+    before all that are not clearly faster.
     ``repeating``: only what makes the same bits every run.
 
     Raises NotServed where no family computes it there.
@@ -66,9 +66,10 @@ def candidates(
     if not any(each.exact and each.record is not None and not each.record.predicted for each in found):
         found += _untuned(problem, families, errors, found, repeating)
     best = {each.variant: each for each in sorted(found, key=_tells, reverse=True)}
+    has_own = any(each.exact for each in found)
 
     def order(candidate: Candidate) -> tuple[bool, float]:
-        exact = candidate.exact or candidate.elsewhere
+        exact = candidate.exact or (candidate.elsewhere and not has_own)
         return order_of(candidate.predicted_us, candidate.record, limits, exact=exact)
 
     return sorted(best.values(), key=order)

@@ -10,9 +10,10 @@ The order of choice, which `find` documents to the user as well:
    preset: the cost model cannot tell what their times say of the card.
 4. Where sizes were asked for, what was tuned here for just these on the card, under the same mask (one row
    sees all keys, whatever the mask), else the kernel that should take the least time on them: by the cost
-   model, and by how far that was from what was measured of each. What was shipped for just these, or tuned on
-   another card, is only left for what should be clearly faster. Those of which the model says nothing come
-   last, the nearest in query rows, keys that each sees and heads over the batch first.
+   model, and by how far that was from what was measured of each. What was shipped for just these or, where
+   nothing was for the card, tuned on another, is only left for what should be clearly faster. Those of which
+   the model says nothing come last, the nearest in query rows, keys that each sees and heads over the batch
+   first.
 5. Where none were asked for, a kernel tuned on the card before one of another, then under the same mask
    before one tuned under the other (a kernel serves both), then the last that was tuned here; of the shipped
    ones, the nearest to the default sizes.
@@ -179,11 +180,12 @@ def _by_time(
 
     nearest = {kernel(each): each for each in sorted(known, key=away, reverse=True)}
     expected = {made: errors.expect(each, problem) for made, each in nearest.items()}
+    has_own = any(_is_for(each, problem, limits) for each in known)
 
     def rank(entry: Entry) -> tuple[Any, ...]:
         told = expected[kernel(entry)]
-        other_mask, distance, _ = away(entry)
-        exact = not other_mask and not distance
+        other_mask, distance, other_card = away(entry)
+        exact = not (other_mask or distance or (other_card and has_own))
         return (*kind(entry), *order_of(told.us if told else inf, entry, limits, exact=exact), *away(entry))
 
     return rank

@@ -125,6 +125,7 @@ def order_of(us: float, record: Entry | None, limits: DeviceLimits, *, exact: bo
 
     What was tuned here stands before all others. It leaves the problem to what should be clearly faster where
     that was on another card of the architecture, or where it was shipped: others may have been found since.
+    What was tuned on another card is no exact one where something was for just the problem on this one.
     """
     if record is None or not exact:
         return True, us

@@ -122,6 +122,18 @@ def test_what_was_shipped_serves_where_nothing_is_clearly_faster(monkeypatch, fa
     assert ("what was tuned for just this should be far slower" in match.how) != serves
 
 
+@pytest.mark.parametrize(("faster", "serves"), [(0.9, True), (1.2, True), (1.02 * CLEARLY, False)])
+def test_what_was_shipped_for_the_card_serves_before_what_was_for_another(monkeypatch, faster, serves):
+    """Both for just what is asked: the card's own may have been timed as it was warm."""
+    other = measured(1000.0, limits=H100, variant=LADDER(br=32))
+    there = Errors([other], H200).expect(other, ASKED)
+    assert there is not None
+    own = measured(faster * there.us)
+    monkeypatch.setattr(expected, "is_shipped", lambda _: True)
+    match = choice.find([other, own], ASKED, H200)
+    assert match is not None and (match.entry == own) == match.exact == serves
+
+
 def test_ones_own_kernel_serves_where_it_was_tuned_for_just_this_or_should_be_faster():
     exact = measured(1000.0)
     far, other = Problem(head_dim=64, batch=1, seqlen_q=16, seqlen_k=16), LADDER(br=64)
