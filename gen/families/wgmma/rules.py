@@ -108,7 +108,8 @@ class RuledParameters(Parameters):
 
     @rule("combination", after="cluster")
     def _rows_have_a_reach_of_their_own(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if self.leaves_far_keys_out and (self.pack_heads or self.cluster > 1 or self.key_shares() > 1):
+        shares_keys = self.key_shares() > 1 or self.shares_last_turn()
+        if self.leaves_far_keys_out and (self.pack_heads or self.cluster > 1 or shares_keys):
             return f"far_keys={self.far_keys}: {OWN_REACH}"
         return None
 
@@ -336,8 +337,8 @@ class RuledParameters(Parameters):
             return None
         if not self.persistent:
             return "last_turn=shared: blocks of one tile have no turns"
-        if not problem.scores.is_plain or problem.layout != DENSE:
-            return "last_turn=shared: made for plain scores of arrays of one length"
+        if not problem.scores.only_flags_limit_rows or problem.layout != DENSE:
+            return "last_turn=shared: made for arrays of one length, with no mask but a causal one"
         if ITEM_BYTES[problem.dtype] != 2:
             return f"last_turn=shared: not made for {problem.dtype}"
         if self.key_shares() > 1:

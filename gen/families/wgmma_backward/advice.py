@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from ...limits import DeviceLimits
 from ...problem import Problem
 from ...variant import rule
-from .parameters import BEHIND, BY_HEAD, DOWN, HEADS_OF_WIDE, HEAVIEST_FIRST, HELD, OF_ROWS, UP
+from .parameters import BY_HEAD, DOWN, HEADS_OF_WIDE, HEAVIEST_FIRST, HELD, OF_ROWS, UP
 from .rules import RuledParameters
 from .slices import slices_of_left, tiles_left
 
 #: So few blocks of a head at once hardly wait for each other.
 FEW_OF_HEAD = 8
-#: The least part of the time of blocks that keep rows in which multiprocessors stand idle, for others beside
-#: them to be tried.
+#: The least part of the time of blocks that keep rows in which multiprocessors stand idle, for others to
+#: begin beside them.
 LEAST_IDLE = 0.01
 
 
@@ -48,21 +48,23 @@ class AdvisedParameters(RuledParameters):
         return None
 
     @rule("combination", after="second", advisory=True)
-    def _blocks_of_rows_leave_some_idle(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if self.second == BEHIND:
-            return None
+    def _blocks_of_keys_begin_where_others_leave_some_idle(
+        self, problem: Problem, limits: DeviceLimits
+    ) -> str | None:
+        if self.sums_queries or problem.layout.is_packed:
+            return None  # Then there is one way alone.
         # Each has a multiprocessor's registers.
         slots = limits.blocks_at_once(1, 1)
         blocks = problem.batch * problem.num_q_heads * -(-problem.seqlen_q // self.rows)
         turns = -(-blocks // slots)
         # Under a mask the last ones end at any time.
         idle = turns - blocks / slots if _all_rows_see_all_keys(problem) else 0.5
-        if idle < LEAST_IDLE * turns:
-            return (
-                f"second={self.second}: {blocks} blocks that keep rows leave {slots} multiprocessors idle "
-                f"for {idle / turns:.1%} of their time"
-            )
-        return None
+        if self.begins_beside == (idle >= LEAST_IDLE * turns):
+            return None
+        return (
+            f"second={self.second}: {blocks} blocks that keep rows leave {slots} multiprocessors idle "
+            f"for {idle / turns:.1%} of their time"
+        )
 
     @rule("combination", after="sections", advisory=True)
     def _sections_are_narrow(self, problem: Problem, limits: DeviceLimits) -> str | None:

@@ -18,11 +18,14 @@ from flashgen.gen.scoring.asked import Scoring
 from flashgen.gen.variant import Illegal
 from flashgen.tuner.cards.emulated import SimDevice, SimRunner
 from flashgen.tuner.evaluate import reference
+from flashgen.tuner.evaluate.comparison import WrongResult
+from flashgen.tuner.evaluate.validate import validate
 from flashgen.tuner.predict.cost_model import predict
 
 from tests.support.covering import Setting
 from tests.support.depth import sampled
 from tests.support.emulated import assert_tidy, check, inputs, is_caught, needs_compiler
+from tests.support.scorings import drawn_values
 
 H200 = preset("h200")
 #: Blocks that stay: three, as there are multiprocessors.
@@ -31,7 +34,8 @@ BRAIN = Problem(dtype="bf16", head_dim=24, head_dim_v=24)
 HALF = Problem(dtype="f16", head_dim=40, head_dim_v=72)
 CAUSAL = replace(BRAIN, causal=True)
 SHARED = Wgmma(br=64, bc=16, last_turn="shared")
-#: By what meets the end of a share: where Q lies and outputs leave from, schedules, several consumers, tails.
+#: By what meets the end of a share: where Q lies and outputs leave from, schedules, several consumers, tails;
+#: and by what becomes of scores, of arrays that come in step with keys, of what counts beside the keys.
 WAYS: dict[str, tuple[Problem, dict[str, Any]]] = {
     "outputs in the place of Q": (BRAIN, {}),
     "outputs apart": (HALF, {"o_apart": True, "br": 128, "bc": 32}),
@@ -46,6 +50,22 @@ WAYS: dict[str, tuple[Problem, dict[str, Any]]] = {
     "pairs": (CAUSAL, {}),
     "pairs, outputs apart": (replace(HALF, causal=True), {"br": 128, "bc": 32, "o_apart": True}),
     "pairs, chained": (CAUSAL, {"schedule": "chained", "bc": 48, "q_in_registers": True, "o_apart": True}),
+    "a bias, by the copy engine": (
+        replace(HALF, scoring=Scoring(bias="f16")),
+        {"br": 128, "bc": 64, "bias_stages": 2, "o_apart": True, "schedule": "chained"},
+    ),
+    "a bias, by each warp": (replace(CAUSAL, scoring=Scoring(bias="bf16")), {"schedule": "chained"}),
+    "a table of distances": (replace(BRAIN, scoring=Scoring(score="score + table[h, q - k]")), {}),
+    "slopes along products": (replace(HALF, scoring=Scoring(alibi=True)), {"br": 128, "bc": 32}),
+    "small caps": (
+        replace(CAUSAL, scoring=Scoring(softcap=30.0)),
+        {"tangent": "cubic", "br": 128, "bc": 32, "rescale": "lazy"},
+    ),
+    "sinks": (replace(CAUSAL, scoring=Scoring(sinks=True)), {"o_apart": True}),
+    "sinks beside capped scores": (
+        replace(HALF, scoring=Scoring(sinks=True, softcap=20.0)),
+        {"q_in_registers": True, "o_apart": True, "bc": 48},
+    ),
 }
 #: Heads, rows and keys: of tiles of 64 rows a last turn of one, of two, of none, and no whole turn at all;
 #: keys for many shares, for fewer tiles than shares, for one.
@@ -95,12 +115,15 @@ def test_all_turns_are_right_in_any_order_to_the_bit(way, multiprocessors):
         scores = replace(problem, causal=causal).scores
         for heads, rows, keys in (*SHAPES, *LONG):
             case = inputs(problem, rows, keys, 0.25, heads=heads, kv_heads=1)
+            sizes = replace(problem, batch=1, num_q_heads=heads, num_kv_heads=1)
+            values = drawn_values(sizes, rows, keys)
             runs = [
-                SimRunner(limits, seed=n).attend(built, *case, scale=0.25, want_lse=True) for n in range(3)
+                SimRunner(limits, seed=n).attend(built, *case, scale=0.25, want_lse=True, values=values)
+                for n in range(3)
             ]
             assert len({(o.tobytes(), lse.tobytes()) for o, lse in runs if lse is not None}) == 1
             o, lse = runs[0]
-            expected = reference.attention(*case, scale=0.25, scores=scores)
+            expected = reference.attention(*case, scale=0.25, scores=scores, values=values)
             assert np.abs(o.astype(np.float64) - expected.o).max() < 2e-2
             assert lse is not None and np.allclose(lse, expected.lse, atol=2e-3)
 
@@ -145,6 +168,17 @@ def test_mistakes_are_caught(right, wrong):
     assert is_caught(kernel_of("pairs"), right, wrong, FEW, shapes, heads=5, kv_heads=1)
 
 
+@pytest.mark.thorough
+@needs_compiler
+def test_sinks_that_count_in_each_share_are_noticed():
+    kernel, right = kernel_of("sinks"), "tile.share.hands_on ? -kInfinity : "
+    assert right in kernel.source
+    device = SimDevice("few", FEW)
+    built = device.toolchain().build(replace(kernel, source=kernel.source.replace(right, "")))
+    with pytest.raises(WrongResult):
+        validate(device.open(), built, seed=1, depth="quick")
+
+
 def test_there_is_room_for_the_keys_of_any_pair():
     """As the text counts it, of the first two pairs: whatever a head's rows and keys."""
     counted = "max(first, count_key_tiles(args, q_tiles - 2) + count_key_tiles(args, 1)) + 2"
@@ -172,7 +206,7 @@ def test_q_is_given_up_behind_a_share(way):
 def test_texts_are_tidy():
     for way in WAYS:
         kernel = kernel_of(way)
-        assert_tidy(kernel.source, way)
+        assert_tidy(kernel.source, way, longest=120 if kernel.problem.scores.is_plain else 175)
         clear, main = kernel.launches
         assert main.max_blocks == FEW.blocks_at_once(variant_of(way).min_blocks, 1)
         assert (clear.role, clear.max_blocks) == ("clear", 1) and main.dependent
@@ -197,13 +231,20 @@ def test_there_is_room_for_what_blocks_hand_on():
     ("problem", "changes", "message"),
     [
         (BRAIN, {"persistent": False}, "last_turn=shared: blocks of one tile have no turns"),
-        (replace(BRAIN, scoring=Scoring(alibi=True)), {}, "last_turn=shared: made for plain scores"),
-        (replace(BRAIN, scoring=Scoring(lengths=True)), {}, "last_turn=shared: made for plain scores"),
-        (replace(BRAIN, page_size=16), {}, "made for plain scores of arrays of one length"),
         (
-            replace(BRAIN, varlen="uniform:1-100"),
+            replace(BRAIN, scoring=Scoring(lengths=True)),
             {},
-            "made for plain scores of arrays of one length",
+            "last_turn=shared: made for arrays of one length",
+        ),
+        (replace(BRAIN, scoring=Scoring(window=(9, 0))), {}, "with no mask but a causal one"),
+        (replace(CAUSAL, scoring=Scoring(prefix=9)), {}, "with no mask but a causal one"),
+        (replace(BRAIN, scoring=Scoring(mask="q % 3 == k % 3")), {}, "with no mask but a causal one"),
+        (replace(BRAIN, page_size=16), {}, "made for arrays of one length"),
+        (replace(BRAIN, varlen="uniform:1-100"), {}, "made for arrays of one length"),
+        (
+            replace(BRAIN, scoring=Scoring(alibi=True)),
+            {"far_keys": "left_out"},
+            "far_keys=left_out: not made for blocks of several heads, nor for such as share keys",
         ),
         (Problem(head_dim=64), {"bc": 64}, "last_turn=shared: not made for f32"),
         (BRAIN, {"cluster": 2}, "cluster=2: last_turn=shared is for blocks with a tile of one head each"),
