@@ -23,9 +23,10 @@
 //   order = by_head            blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
 //   meeting = late             when consumers await each other's gradients of scores: at once, or with other products begun
 //   turns = free               tiles of keys that a block takes: one, or each so-manieth, or the next whenever it is free
+//   last_turn = shared         tiles of keys left for fewer blocks than stay: one takes each, or several share its rows
 //
-// Measured on NVIDIA H200, batch 2, 32 heads, 8192 rows, without a mask: 4.739 ms (median), spread 4.7 %,
-// 580.0 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.3e-03.
+// Measured on NVIDIA H200, batch 2, 32 heads, 8192 rows, without a mask: 5.252 ms (median), spread 1.5 %,
+// 523.4 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.3e-03.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -40,7 +41,7 @@
 //         --family wgmma-backward --set bc=128 --set apart=false --set br=128 --set schedule=ahead \
 //         --set parts=2 --set kept=registers --set q_stages=2 --set dout_stages=3 --set dq_path=bulk \
 //         --set ds_stages=2 --set rows=128 --set keys=64 --set k_stages=2 --set v_stages=2 \
-//         --set order=by_head --set meeting=late --set turns=free
+//         --set order=by_head --set meeting=late --set turns=free --set last_turn=shared
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -96,6 +97,9 @@ constexpr int kMaxBlocks = 132;  // as many as run at once
 constexpr int kQStages = 2, kDoutStages = 3;  // tiles of them in shared memory
 constexpr int kDsStages = 2;  // tiles of gradients of scores in shared memory
 constexpr int kShareTiles = 1, kShareColumns = 64;  // of queries' gradients, of 64 rows, by consumer
+constexpr int kMostSlices = 4;  // of a tile of keys, by rows
+constexpr int kSliceTiles = 3;  // what each takes beside its tiles of rows, as so many of these
+constexpr int kHandedBarrier = 2;  // and those behind it, named, of each consumer: all have left their sums
 constexpr int kPostprocessRows = 64, kPostprocessThreads = 128;
 constexpr int kRowBox = 128, kKeyBox = 128;  // rows and keys that one copy brings
 constexpr int kStatisticsRows = 32, kStatisticsThreads = 256;
@@ -186,6 +190,11 @@ __device__ __forceinline__ void barrier_wait(Barrier* barrier, unsigned parity) 
       : "memory");
 }
 
+// Waits until `threads` threads have come to barrier `id` of the block, this one's warp among them.
+__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
 // Shows ordinary writes to shared memory to the copy engine and the tensor cores.
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
@@ -241,6 +250,23 @@ __device__ __forceinline__ void tma_commit() {
 template <int kGroups>
 __device__ __forceinline__ void tma_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(kGroups) : "memory");
+}
+
+// Waits until another block has left `number` there. What it did before can be seen then, by the copy engine too.
+__device__ __forceinline__ void wait_for_number(const int* place, int number) {
+  int there;
+  do {
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(there) : "l"(__cvta_generic_to_global(place)) : "memory");
+  } while (there != number);
+  asm volatile("fence.proxy.async.global;" : : : "memory");
+}
+
+// Leaves a number for whoever waits for it.
+__device__ __forceinline__ void leave_number(int* place, int number) {
+  asm volatile("st.release.gpu.global.s32 [%0], %1;"
+               :
+               : "l"(__cvta_generic_to_global(place)), "r"(number)
+               : "memory");
 }
 
 __device__ __forceinline__ void ldmatrix_x4(unsigned* m, const void* row) {
@@ -614,32 +640,134 @@ __device__ __forceinline__ void release(Barrier* empty) {
   if (threadIdx.x % 32 < kArrivals) barrier_arrive(empty);
 }
 
+// How many tiles of keys are a turn each; into how many slices of their rows the others are cut, which are left for fewer
+// blocks than stay, each slice a turn; and how many turns that makes. The launch in front says so.
+struct Turns {
+  int whole, slices, count;
+};
+__device__ __forceinline__ Turns* turns_of(const AttentionArgs& args) {
+  return reinterpret_cast<Turns*>(query_sums_of(args, args.batch, 0) + 64);
+}
+
+// Of each tile that is left, of how many slices a consumer's sums are by now.
+__device__ __forceinline__ int* slices_added(const AttentionArgs& args, int tile, int consumer) {
+  return reinterpret_cast<int*>(query_sums_of(args, args.batch, 0) + 128) + tile * kConsumers + consumer;
+}
+
+// And the sums, a thread's every kWarpgroup-th four: of keys, then of values.
+__device__ __forceinline__ float4* handed_sums(const AttentionArgs& args, int tile, int consumer) {
+  float4* const sums = reinterpret_cast<float4*>(query_sums_of(args, args.batch, 0) + 448);
+  return sums + (tile * kConsumers + consumer) * ((kD + kDv) / 8 * kWarpgroup) + threadIdx.x % kWarpgroup;
+}
+
+// Says that no slice has been added, and chooses how many there are: as many as blocks have done with soonest.
+__device__ __forceinline__ void begin_slices(const AttentionArgs& args, int tiles) {
+  for (int i = threadIdx.x; i < kMaxBlocks * kConsumers; i += kStatisticsThreads) *slices_added(args, 0, i) = 0;
+  if (threadIdx.x != 0) return;
+  const int left = tiles < kMaxBlocks ? 0 : tiles % kMaxBlocks;
+  const int rows = args.num_q_heads / args.num_kv_heads * ((args.seqlen_q + kPassingRows - 1) / kPassingRows);
+  const auto tiles_of = [&](int slices) {
+    return (left * slices + kMaxBlocks - 1) / kMaxBlocks * (1.0f * rows / slices + kSliceTiles);
+  };
+  int best = 1;
+  for (int slices = 2; slices <= min(kMostSlices, rows); ++slices) {
+    if (tiles_of(slices) < tiles_of(best)) best = slices;
+  }
+  *turns_of(args) = {tiles - left, best, tiles - left + left * best};
+}
+
+// A turn's tile of keys, and its slice of the tile's rows.
+struct Slice {
+  int tile, nth, count;
+
+  __device__ __forceinline__ Slice(const Turns& turns, int turn) : tile(turn), nth(0), count(1) {
+    if (turn < turns.whole) return;
+    count = turns.slices;
+    tile = turns.whole + (turn - turns.whole) / count;
+    nth = (turn - turns.whole) % count;
+  }
+
+  __device__ __forceinline__ bool is_last() const { return nth == count - 1; }
+};
+
 // The keys that a block takes in a turn, of a head, and the rows that see some of them: so many tiles of each query head.
 struct Turn {
   int batch, kv_head, first_key, end_key, first_row, end_row, of_head;
+  bool is_last;  // slice of the tile
 
   __device__ __forceinline__ Turn(const AttentionArgs& args, int number) {
-    const int tiles = tiles_of_keys(args);
+    int tiles = tiles_of_keys(args), heads = args.num_kv_heads;
+    // A producer has no registers to keep in what it divides by, from turn to turn.
+    forget(tiles);
+    forget(heads);
+    const Slice slice(*turns_of(args), number);
+    number = slice.tile;
+    is_last = slice.is_last();
     first_key = number % tiles * kBc;
-    kv_head = number / tiles % args.num_kv_heads;
-    batch = number / tiles / args.num_kv_heads;
+    kv_head = number / tiles % heads;
+    batch = number / tiles / heads;
     end_key = min(first_key + kBc, args.seqlen_k);
     find_rows(args, batch, first_key, end_key, first_row, end_row);
     first_row -= first_row % kPassingRows;
     of_head = first_row < end_row ? (end_row - first_row + kPassingRows - 1) / kPassingRows : 0;
+    if (slice.count > 1) {
+      const int all = max(of_head, 0), begin = all * slice.nth / slice.count;
+      of_head = all * (slice.nth + 1) / slice.count - begin;
+      first_row += begin * kPassingRows;
+      end_row = min(end_row, first_row + of_head * kPassingRows);
+    }
   }
 
   static __device__ __forceinline__ int tiles_of_keys(const AttentionArgs& args) {
     return (args.seqlen_k + kBc - 1) / kBc;
   }
   static __device__ __forceinline__ int count(const AttentionArgs& args) {
-    return args.batch * args.num_kv_heads * tiles_of_keys(args);
+    return turns_of(args)->count;
   }
 };
 
 // How many turns have been taken beside the first ones of all blocks: behind the sums of all heads.
 __device__ __forceinline__ int* turns_taken(const AttentionArgs& args) {
   return reinterpret_cast<int*>(query_sums_of(args, args.batch, 0));
+}
+
+template <int n>
+__device__ __forceinline__ void add_handed(float (&sum)[n], const float4* handed) {
+#pragma unroll
+  for (int i = 0; i < n / 4; ++i) {
+    if (i % 8 == 0) __syncwarp();  // or all of it would be loaded first, for which there are no registers
+    const float4 four = handed[i * kWarpgroup];
+    sum[4 * i] += four.x, sum[4 * i + 1] += four.y, sum[4 * i + 2] += four.z, sum[4 * i + 3] += four.w;
+  }
+}
+
+template <int n>
+__device__ __forceinline__ void leave_sums(float4* handed, const float (&sum)[n]) {
+#pragma unroll
+  for (int i = 0; i < n / 4; ++i) {
+    handed[i * kWarpgroup] = make_float4(sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]);
+  }
+}
+
+// Adds what the slices before a turn's make of its keys. Tells whether that is all; otherwise leaves it to the slice behind.
+__device__ __forceinline__ bool complete_sums(
+    const AttentionArgs& args, int number, float (&sum_k)[kD / 2], float (&sum_v)[kDv / 2], int consumer) {
+  const Turns turns = *turns_of(args);
+  const Slice slice(turns, number);
+  if (slice.count == 1) return true;
+  int* const added = slices_added(args, slice.tile - turns.whole, consumer);
+  float4* const handed = handed_sums(args, slice.tile - turns.whole, consumer);
+  if (slice.nth > 0) {
+    wait_for_number(added, slice.nth);
+    add_handed(sum_k, handed);
+    add_handed(sum_v, handed + kD / 8 * kWarpgroup);
+  }
+  if (slice.is_last()) return true;
+  leave_sums(handed, sum_k);
+  leave_sums(handed + kD / 8 * kWarpgroup, sum_v);
+  named_barrier_sync(kHandedBarrier + consumer, kWarpgroup);  // all have left theirs
+  if (threadIdx.x % kWarpgroup == 0) leave_number(added, slice.nth + 1);
+  return false;
 }
 
 // Stores a warp's part of gradients, of sixteen rows and times a factor, as the copy engine shall take it: `place_of` has
@@ -791,6 +919,7 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
   let_next_launch_begin();
 
   if (blockIdx.x == 0 && threadIdx.x == 0) *turns_taken(args) = 0;
+  if (blockIdx.x == 0) begin_slices(args, args.batch * args.num_kv_heads * Turn::tiles_of_keys(args));
   // Neighbouring elements, moved by one access.
   struct alignas(16) Elements {
     __nv_bfloat16 at[8];
@@ -874,7 +1003,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   PipelineState<kQStages> q_pipe;
   PipelineState<kDoutStages> dout_pipe;
   unsigned kept_phase = 0, next_phase = 0;
-  const int count = Turn::count(args);
   if (warp < 4) {
     give_registers<24>();
     if (warp != 0 || !elect_one()) return;
@@ -883,7 +1011,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     prefetch_map(&maps.q);
     prefetch_map(&maps.dout);
 #pragma unroll 1
-    for (int number = blockIdx.x; number < count;) {
+    for (int number = blockIdx.x; number < Turn::count(args);) {
       const Turn turn(args, number);
       const int batch = turn.batch;
       bool is_kept = false;
@@ -926,7 +1054,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   take_registers<240>();
   PipelineState<kDsStages> ds_pipe;
 #pragma unroll 1
-  for (int number = blockIdx.x; number < count;) {
+  for (int number = blockIdx.x; number < Turn::count(args);) {
     const Turn turn(args, number);
     const int batch = turn.batch, kv_head = turn.kv_head, first_key = turn.first_key;
     const int first_row = turn.first_row, of_head = turn.of_head;
@@ -1106,10 +1234,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     forget(same);  // until here registers are for what is added up
     const Turn made(args, same);
     const int made_key = made.first_key + own;
-    send_rows(&maps.dk, reinterpret_cast<Element*>(smem.shares[consumer][warp % 4]), 16 * kChunk, sum_k, args.scale,
-              made_key + warp % 4 * 16, made.kv_head, made.batch);
-    send_rows(&maps.dv, reinterpret_cast<Element*>(smem.shares[consumer][warp % 4]), 16 * kChunk, sum_v, 1.0f,
-              made_key + warp % 4 * 16, made.kv_head, made.batch);
+    if (complete_sums(args, same, sum_k, sum_v, consumer)) {
+      send_rows(&maps.dk, reinterpret_cast<Element*>(smem.shares[consumer][warp % 4]), 16 * kChunk, sum_k, args.scale,
+                made_key + warp % 4 * 16, made.kv_head, made.batch);
+      send_rows(&maps.dv, reinterpret_cast<Element*>(smem.shares[consumer][warp % 4]), 16 * kChunk, sum_v, 1.0f,
+                made_key + warp % 4 * 16, made.kv_head, made.batch);
+    }
     barrier_wait(&smem.next_full, next_phase);
     number = smem.next;
     __syncwarp();
@@ -1173,7 +1303,7 @@ extern "C" long long attention_bf16_d64_backward_workspace_bytes(const Attention
   const long long seqlen_q = args->seqlen_q;
   return 4 * ((batch * num_q_heads * ((seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
               (batch * num_q_heads * ((seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
-              (batch * num_q_heads * ((seqlen_q + 15) / 16 * 16) * 64 + 63) / 64 * 64 + 64);
+              (batch * num_q_heads * ((seqlen_q + 15) / 16 * 16) * 64 + 63) / 64 * 64 + 2163136);
 }
 
 // How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
@@ -1305,4 +1435,4 @@ extern "C" int attention_bf16_d64_backward(const AttentionArgs* args, cudaStream
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "registers", "q_stages": 2, "dout_stages": 3, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_head", "meeting": "late", "ranges": "of_rows", "min_blocks": 1, "turns": "free", "sums": "any_order", "walk": "down", "far_keys": "walked", "last_turn": "whole", "second": "behind", "sections": "held"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 216064, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "postprocess", "dependent": true}], "digest": "a59ad60fcffe95c6", "figures": [2114, 1035]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "registers", "q_stages": 2, "dout_stages": 3, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_head", "meeting": "late", "ranges": "of_rows", "min_blocks": 1, "turns": "free", "sums": "any_order", "walk": "down", "far_keys": "walked", "last_turn": "shared", "second": "behind", "sections": "held"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 216064, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "postprocess", "dependent": true}], "digest": "8aab2404b24cf46d", "figures": [2235, 1058]}

@@ -24,9 +24,11 @@
 //   meeting = late             when consumers await each other's gradients of scores: at once, or with other products begun
 //   ranges = of_keys           what masks are told by: the keys that each row sees, or the rows that see each key
 //   turns = free               tiles of keys that a block takes: one, or each so-manieth, or the next whenever it is free
+//   sums = handed_on           who adds to queries' gradients next: whoever comes, or the block whose keys are next
+//   last_turn = shared         tiles of keys left for fewer blocks than stay: one takes each, or several share its rows
 //
-// Measured on NVIDIA H200, batch 2, 32 heads, 8192 rows, with a causal mask: 2.698 ms (median), spread 0.2 %,
-// 509.5 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.4e-03.
+// Measured on NVIDIA H200, batch 2, 32 heads, 8192 rows, with a causal mask: 2.803 ms (median), spread 1.0 %,
+// 490.4 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.3e-03.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -41,7 +43,8 @@
 //         --family wgmma-backward --set bc=128 --set apart=false --set br=128 --set schedule=ahead \
 //         --set parts=2 --set kept=registers --set q_stages=2 --set dout_stages=2 --set dq_path=bulk \
 //         --set ds_stages=2 --set rows=128 --set keys=64 --set k_stages=2 --set v_stages=2 \
-//         --set order=heaviest_first --set meeting=late --set ranges=of_keys --set turns=free
+//         --set order=heaviest_first --set meeting=late --set ranges=of_keys --set turns=free \
+//         --set sums=handed_on --set last_turn=shared
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -78,7 +81,7 @@ static_assert(sizeof(AttentionArgs) == 304, "callers from other languages pack t
 
 // The arrays as the copy engine reads and writes them.
 struct TensorMaps {
-  CUtensorMap q, dout, k, v, dk, dv;
+  CUtensorMap q, dout, k, v, dq, dk, dv;
 };
 
 constexpr bool kCausal = FLASHGEN_CAUSAL;
@@ -97,7 +100,28 @@ constexpr int kMaxBlocks = 132;  // as many as run at once
 constexpr int kQStages = 2, kDoutStages = 2;  // tiles of them in shared memory
 constexpr int kDsStages = 2;  // tiles of gradients of scores in shared memory
 constexpr int kShareTiles = 1, kShareColumns = 64;  // of queries' gradients, of 64 rows, by consumer
-constexpr int kPostprocessRows = 64, kPostprocessThreads = 128;
+constexpr int kMostSlices = 4;  // of a tile of keys, by rows
+constexpr int kSliceTiles = 3;  // what each takes beside its tiles of rows, as so many of these
+constexpr int kHandedBarrier = 2;  // and those behind it, named, of each consumer: all have left their sums
+// What becomes of a block's sums of a tile of rows: others add to them, or they are gradients with those of all other keys,
+// or they alone.
+constexpr int kHandedOn = 0, kLast = 1, kOnly = 2;
+constexpr int kMostChunks = 1;  // of gradients of keys or of values
+// A query head, where memory has its sums and, of its tiles of rows, whose keys are next.
+struct HandedHead {
+  int number;
+  float* sums;
+  int* next_keys;
+};
+// A turn as far as sums go: how many tiles of keys come before it, of how many tiles from `first_row` on a head's rows are,
+// which of them see no keys before the turn's, those from `end_before` on, and none behind, those up to `first_behind`; both
+// begin tiles. And the heads that share its keys: the first one, and the number of that behind the last.
+struct HandedTurn {
+  int batch, kv_head, first_key, keys_before, first_row, of_head, end_before, first_behind;
+  HandedHead first_head;
+  int end_head;
+  int kept;  // gradients of keys and of values, which a turn writes unless it hands on sums of these
+};
 constexpr int kRowBox = 128, kKeyBox = 128;  // rows and keys that one copy brings
 constexpr int kStatisticsRows = 32, kStatisticsThreads = 256;
 
@@ -118,18 +142,33 @@ struct SharedStorage {
   alignas(1024) PassingRows q[kQStages][kDChunks];
   alignas(1024) PassingRows dout[kDoutStages][kDvChunks];
   alignas(1024) PassingRows gradients[kDsStages][kBc / kChunk];  // of scores, a row for each query row
-  // Sums on their way to memory, by warp.
-  alignas(1024) float shares[kConsumers][4][kShareTiles][16 * kShareColumns];
+  // What is moved, by who moves it: sums of a tile of rows as they lie in memory, on their way there or from there, or
+  // the gradients that they make, a warp's where its sums were; or gradients of the keys or the values of a turn.
+  union alignas(1024) {
+    float sums[kPassingRows * kD];
+    KeptKeys kept[kMostChunks];
+  } moved[2];
   alignas(16) float lse[kQStages][kPassingRows], delta[kDoutStages][kPassingRows];
   // A stage is full once its bytes have arrived, and empty once every warp of consumers has done with it.
   Barrier kept_full, q_full[kQStages], q_empty[kQStages], dout_full[kDoutStages], dout_empty[kDoutStages];
   Barrier gradients_full[kDsStages];  // once every warp of consumers has stored its own
   Barrier kept_empty;  // once every warp of consumers has read what it needs of keys and values
   Barrier next_full, next_empty;  // once the producer has told the next turn, and every warp of consumers has read it
-  int next;
+  int next;  // -1: none
+  HandedTurn handed[2];  // what comes with every other turn
+  struct Mover {
+    Barrier open, done;  // once it is known what becomes of sums, and once every warp of consumers has done it
+    int become;
+    float* ended;  // where memory has sums that end here
+    // Its own, whose thread has few registers: the head that is next, where others are told of sums, once these are in
+    // memory, and the phase in which the next turn comes.
+    HandedHead head;
+    int* told;
+    unsigned next_phase;
+  } movers[2];
 };
 
-static_assert(sizeof(SharedStorage) == 199680, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 232448, "the size that pruning counted on");
 
 // PTX by name; a host compiler that emulates a card brings its own.
 #ifdef __CUDACC__
@@ -187,6 +226,11 @@ __device__ __forceinline__ void barrier_wait(Barrier* barrier, unsigned parity) 
       : "memory");
 }
 
+// Waits until `threads` threads have come to barrier `id` of the block, this one's warp among them.
+__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
 // Shows ordinary writes to shared memory to the copy engine and the tensor cores.
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
@@ -234,6 +278,14 @@ __device__ __forceinline__ void bulk_add(float* global, const float* shared, uns
                : "memory");
 }
 
+// Stores them there.
+__device__ __forceinline__ void bulk_store(float* global, const float* shared, unsigned bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+               :
+               : "l"(__cvta_generic_to_global(global)), "r"(shared_address(shared)), "r"(bytes)
+               : "memory");
+}
+
 __device__ __forceinline__ void tma_commit() {
   asm volatile("cp.async.bulk.commit_group;" : : : "memory");
 }
@@ -242,6 +294,34 @@ __device__ __forceinline__ void tma_commit() {
 template <int kGroups>
 __device__ __forceinline__ void tma_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(kGroups) : "memory");
+}
+
+// The same until they are there.
+template <int kGroups>
+__device__ __forceinline__ void tma_wait() {
+  asm volatile("cp.async.bulk.wait_group %0;" : : "n"(kGroups) : "memory");
+}
+
+// Waits until another block has left `number` there. What it did before can be seen then, by the copy engine too.
+__device__ __forceinline__ void wait_for_number(const int* place, int number) {
+  int there;
+  do {
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(there) : "l"(__cvta_generic_to_global(place)) : "memory");
+  } while (there != number);
+  asm volatile("fence.proxy.async.global;" : : : "memory");
+}
+
+// Says that nobody reads 128 bytes of memory any more, a line of L2, which then need not write them.
+__device__ __forceinline__ void discard_line(float* line) {
+  asm volatile("discard.global.L2 [%0], 128;" : : "l"(__cvta_generic_to_global(line)) : "memory");
+}
+
+// Leaves a number for whoever waits for it.
+__device__ __forceinline__ void leave_number(int* place, int number) {
+  asm volatile("st.release.gpu.global.s32 [%0], %1;"
+               :
+               : "l"(__cvta_generic_to_global(place)), "r"(number)
+               : "memory");
 }
 
 __device__ __forceinline__ void ldmatrix_x4(unsigned* m, const void* row) {
@@ -484,9 +564,10 @@ __device__ __forceinline__ float* delta_of(const AttentionArgs& args, int batch,
   return lse_of(args, batch, head) +
          ((static_cast<long long>(args.batch)) * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64;
 }
-// Sums of the gradients of a head's queries, before scores' scale: tiles of 16 rows by 8 columns, as products leave them.
+// Sums of the gradients of a head's queries, before scores' scale: tiles of 16 rows by 8 columns, as products leave them,
+// which blocks hand on.
 __device__ __forceinline__ long long num_query_sums(const AttentionArgs& args) {
-  return (args.seqlen_q + 15) / 16 * (16LL * 64);
+  return filled_rows(args) * 64LL;
 }
 __device__ __forceinline__ float* query_sums_of(const AttentionArgs& args, int batch, int head) {
   const long long batches = args.batch;
@@ -498,6 +579,18 @@ __device__ __forceinline__ float* query_sums_of(const AttentionArgs& args, int b
 __device__ __forceinline__ float* query_sum_at(float* sums, int row_tile, int column_tile) {
   const int lane = threadIdx.x % 32;
   return sums + (row_tile * 8LL + column_tile) * 128 + lane * 4;
+}
+// Of a head's tiles of rows, the tile of keys that adds to their sums next.
+__device__ __forceinline__ int row_tiles_of(const AttentionArgs& args) {
+  return (args.seqlen_q + kPassingRows - 1) / kPassingRows;
+}
+__device__ __forceinline__ int* next_keys_of(const AttentionArgs& args, int batch, int head) {
+  const long long batches = args.batch;
+  return reinterpret_cast<int*>(
+             args.workspace + (batches * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
+             (batches * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
+             (batches * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) * 64 + 63) / 64 * 64 + 2163136) +
+         (static_cast<long long>(batch) * args.num_q_heads + head) * row_tiles_of(args);
 }
 
 // Turns a product of a row and a key into its weight, and the gradient of the weight into that of the product, but for
@@ -617,33 +710,136 @@ __device__ __forceinline__ void release(Barrier* empty) {
   if (threadIdx.x % 32 < kArrivals) barrier_arrive(empty);
 }
 
+// How many tiles of keys are a turn each; into how many slices of their rows the others are cut, which are left for fewer
+// blocks than stay, each slice a turn; and how many turns that makes. The launch in front says so.
+struct Turns {
+  int whole, slices, count;
+};
+__device__ __forceinline__ Turns* turns_of(const AttentionArgs& args) {
+  return reinterpret_cast<Turns*>(query_sums_of(args, args.batch, 0) + 64);
+}
+
+// Of each tile that is left, of how many slices a consumer's sums are by now.
+__device__ __forceinline__ int* slices_added(const AttentionArgs& args, int tile, int consumer) {
+  return reinterpret_cast<int*>(query_sums_of(args, args.batch, 0) + 128) + tile * kConsumers + consumer;
+}
+
+// And the sums, a thread's every kWarpgroup-th four: of keys, then of values.
+__device__ __forceinline__ float4* handed_sums(const AttentionArgs& args, int tile, int consumer) {
+  float4* const sums = reinterpret_cast<float4*>(query_sums_of(args, args.batch, 0) + 448);
+  return sums + (tile * kConsumers + consumer) * ((kD + kDv) / 8 * kWarpgroup) + threadIdx.x % kWarpgroup;
+}
+
+// Says that no slice has been added, and chooses how many there are: as many as blocks have done with soonest.
+__device__ __forceinline__ void begin_slices(const AttentionArgs& args, int tiles) {
+  for (int i = threadIdx.x; i < kMaxBlocks * kConsumers; i += kStatisticsThreads) *slices_added(args, 0, i) = 0;
+  if (threadIdx.x != 0) return;
+  const int left = tiles < kMaxBlocks ? 0 : tiles % kMaxBlocks;
+  const int rows = args.num_q_heads / args.num_kv_heads * ((args.seqlen_q + kPassingRows - 1) / kPassingRows);
+  const auto tiles_of = [&](int slices) {
+    return (left * slices + kMaxBlocks - 1) / kMaxBlocks * (1.0f * rows / slices + kSliceTiles);
+  };
+  int best = 1;
+  for (int slices = 2; slices <= min(kMostSlices, rows); ++slices) {
+    if (tiles_of(slices) < tiles_of(best)) best = slices;
+  }
+  *turns_of(args) = {tiles - left, best, tiles - left + left * best};
+}
+
+// A turn's tile of keys, and its slice of the tile's rows.
+struct Slice {
+  int tile, nth, count;
+
+  __device__ __forceinline__ Slice(const Turns& turns, int turn) : tile(turn), nth(0), count(1) {
+    if (turn < turns.whole) return;
+    count = turns.slices;
+    tile = turns.whole + (turn - turns.whole) / count;
+    nth = (turn - turns.whole) % count;
+  }
+
+  __device__ __forceinline__ bool is_last() const { return nth == count - 1; }
+};
+
 // The keys that a block takes in a turn, of a head, and the rows that see some of them: so many tiles of each query head.
 struct Turn {
   int batch, kv_head, first_key, end_key, first_row, end_row, of_head;
+  bool is_last;  // slice of the tile
 
   __device__ __forceinline__ Turn(const AttentionArgs& args, int number) {
-    const int tiles = tiles_of_keys(args);
-    const int all_heads = args.batch * args.num_kv_heads;
+    int tiles = tiles_of_keys(args), heads = args.num_kv_heads;
+    // A producer has no registers to keep in what it divides by, from turn to turn.
+    forget(tiles);
+    forget(heads);
+    const Slice slice(*turns_of(args), number);
+    number = slice.tile;
+    is_last = slice.is_last();
+    const int all_heads = args.batch * heads;
     first_key = number / all_heads * kBc;
-    kv_head = number % args.num_kv_heads;
-    batch = number % all_heads / args.num_kv_heads;
+    kv_head = number % heads;
+    batch = number % all_heads / heads;
     end_key = min(first_key + kBc, args.seqlen_k);
     find_rows(args, batch, first_key, end_key, first_row, end_row);
     first_row -= first_row % kPassingRows;
-    of_head = first_row < end_row ? (end_row - first_row + kPassingRows - 1) / kPassingRows : 0;
+    // Where a tile's rows end before these keys or begin behind them, too: its sums pass by here.
+    of_head = (end_row - first_row + kPassingRows - 1) / kPassingRows;
+    if (slice.count > 1) {
+      const int all = max(of_head, 0), begin = all * slice.nth / slice.count;
+      of_head = all * (slice.nth + 1) / slice.count - begin;
+      first_row += (all - begin - of_head) * kPassingRows;
+      end_row = min(end_row, first_row + of_head * kPassingRows);
+    }
   }
 
   static __device__ __forceinline__ int tiles_of_keys(const AttentionArgs& args) {
     return (args.seqlen_k + kBc - 1) / kBc;
   }
   static __device__ __forceinline__ int count(const AttentionArgs& args) {
-    return args.batch * args.num_kv_heads * tiles_of_keys(args);
+    return turns_of(args)->count;
   }
 };
 
-// How many turns have been taken beside the first ones of all blocks: behind the sums of all heads.
+// How many turns have been taken: behind the sums of all heads.
 __device__ __forceinline__ int* turns_taken(const AttentionArgs& args) {
   return reinterpret_cast<int*>(query_sums_of(args, args.batch, 0));
+}
+
+template <int n>
+__device__ __forceinline__ void add_handed(float (&sum)[n], const float4* handed) {
+#pragma unroll
+  for (int i = 0; i < n / 4; ++i) {
+    if (i % 8 == 0) __syncwarp();  // or all of it would be loaded first, for which there are no registers
+    const float4 four = handed[i * kWarpgroup];
+    sum[4 * i] += four.x, sum[4 * i + 1] += four.y, sum[4 * i + 2] += four.z, sum[4 * i + 3] += four.w;
+  }
+}
+
+template <int n>
+__device__ __forceinline__ void leave_sums(float4* handed, const float (&sum)[n]) {
+#pragma unroll
+  for (int i = 0; i < n / 4; ++i) {
+    handed[i * kWarpgroup] = make_float4(sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]);
+  }
+}
+
+// Adds what the slices before a turn's make of its keys. Tells whether that is all; otherwise leaves it to the slice behind.
+__device__ __forceinline__ bool complete_sums(
+    const AttentionArgs& args, int number, float (&sum_k)[kD / 2], float (&sum_v)[kDv / 2], int consumer) {
+  const Turns turns = *turns_of(args);
+  const Slice slice(turns, number);
+  if (slice.count == 1) return true;
+  int* const added = slices_added(args, slice.tile - turns.whole, consumer);
+  float4* const handed = handed_sums(args, slice.tile - turns.whole, consumer);
+  if (slice.nth > 0) {
+    wait_for_number(added, slice.nth);
+    add_handed(sum_k, handed);
+    add_handed(sum_v, handed + kD / 8 * kWarpgroup);
+  }
+  if (slice.is_last()) return true;
+  leave_sums(handed, sum_k);
+  leave_sums(handed + kD / 8 * kWarpgroup, sum_v);
+  named_barrier_sync(kHandedBarrier + consumer, kWarpgroup);  // all have left theirs
+  if (threadIdx.x % kWarpgroup == 0) leave_number(added, slice.nth + 1);
+  return false;
 }
 
 // Stores a warp's part of gradients, of sixteen rows and times a factor, as the copy engine shall take it: `place_of` has
@@ -659,73 +855,6 @@ __device__ __forceinline__ void store_rows(const float (&sum)[n], float factor, 
     // Lanes 0 to 15 name the rows of one column of eight, the others those of the next.
     Element* const place = place_of(lane % 16, i / 4 + lane / 16);
     stmatrix_x4(place, m);
-  }
-}
-
-// Has the copy engine write a warp's sixteen rows of gradients, times a factor, from `first_row` on, by way of shared
-// memory that only the warp has need of: chunks of columns, which begin so many elements apart.
-template <int n>
-__device__ __forceinline__ void send_rows(
-    const CUtensorMap* map, Element* staged, int apart, const float (&sum)[n], float factor, int first_row, int head,
-    int batch) {
-  const bool sends = threadIdx.x % 32 == 0;
-  if (sends) tma_wait_read<0>();  // what was there has gone
-  __syncwarp();
-  store_rows(sum, factor, [&](int row, int piece) {
-    return staged + piece / 8 * apart + row * kChunk + (piece % 8 ^ row % 8) * 8;
-  });
-  fence_proxy_async();
-  __syncwarp();
-  if (!sends) return;
-#pragma unroll
-  for (int column = 0; column < 2 * n; column += kChunk) {
-    tma_store(map, staged + column / kChunk * apart, column, first_row, head, batch);
-  }
-  tma_commit();
-}
-
-// Four neighbouring lanes have each a part of four chunks: gives each all parts of one.
-__device__ __forceinline__ uint4 exchange_quarters(const unsigned (&part)[4]) {
-  const bool odd = threadIdx.x % 2, upper = threadIdx.x / 2 % 2;
-  unsigned all[4];
-#pragma unroll
-  for (int i = 0; i < 4; i += 2) {
-    const unsigned other = __shfl_xor_sync(0xffffffffu, odd ? part[i] : part[i + 1], 1);
-    all[i] = odd ? other : part[i];
-    all[i + 1] = odd ? part[i + 1] : other;
-  }
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const unsigned other = __shfl_xor_sync(0xffffffffu, upper ? all[i] : all[i + 2], 2);
-    all[i] = upper ? other : all[i];
-    all[i + 2] = upper ? all[i + 2] : other;
-  }
-  return make_uint4(all[0], all[1], all[2], all[3]);
-}
-
-// Writes a thread's part of 64 rows, from `first_row` on and before `end`, times a factor: eight columns at once, and of
-// the last ones two where there are not four times eight.
-template <int n>
-__device__ __forceinline__ void write_rows(
-    Element* array, long long stride, int first_row, int end, const float (&sum)[n], float factor) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x % kWarpgroup / 32;
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int row = first_row + 16 * warp + lane / 4 + 8 * h;
-    Element* const target = array + row * stride;
-#pragma unroll
-    for (int i = 2 * h; i + 12 < n; i += 16) {
-      const unsigned parts[4] = {
-          pack(sum[i] * factor, sum[i + 1] * factor), pack(sum[i + 4] * factor, sum[i + 5] * factor),
-          pack(sum[i + 8] * factor, sum[i + 9] * factor), pack(sum[i + 12] * factor, sum[i + 13] * factor)};
-      const uint4 columns = exchange_quarters(parts);
-      if (row < end) *reinterpret_cast<uint4*>(target + (i / 4 + lane % 4) * 8) = columns;
-    }
-#pragma unroll
-    for (int i = n / 16 * 16 + 2 * h; i < n; i += 4) {
-      const unsigned two = pack(sum[i] * factor, sum[i + 1] * factor);
-      if (row < end) *reinterpret_cast<unsigned*>(target + i / 4 * 8 + lane % 4 * 2) = two;
-    }
   }
 }
 
@@ -758,35 +887,200 @@ __device__ __forceinline__ void start_shares(
   wgmma_commit();
 }
 
-// Brings a warp's share to shared memory, as it shall lie in memory, once it is made.
-__device__ __forceinline__ void stage_shares(
-    float (&staged)[kShareTiles][16 * kShareColumns], float (&shares)[kShareTiles][kShareColumns / 2]) {
-  const int lane = threadIdx.x % 32;
-  if (lane == 0) tma_wait_read<0>();  // what was there has gone
+// A warp has done what it had to where movers opened shared memory.
+__device__ __forceinline__ void leave_to_mover(SharedStorage& smem, PipelineState<2>& pipe) {
+  fence_proxy_async();
   __syncwarp();
+  release(&smem.movers[pipe.stage].done);
+  pipe.advance();
+}
+
+// A lane's place in a warp's share of sums that end, which begins with a column: memory needs the share no more.
+__device__ __forceinline__ void discard_share(float* place, int column) {
+  const int lane = threadIdx.x % 32;
+  // Each line has two columns of sixteen rows, a lane the four sums at its place.
+  for (int line = lane; line < min(kShareColumns, kD - column) / 2; line += 32) {
+    discard_line(place - lane * 4 + line * 32);
+  }
+}
+
+// Has a warp's share of a tile's sums, once it is made, where it is moved from, or the gradients that it is the last part
+// of. `sixteen` and `column`: with which sixteen rows of the tile and which column the share begins.
+__device__ __forceinline__ void hand_on_share(
+    SharedStorage& smem, PipelineState<2>& pipe, float (&shares)[kShareTiles][kShareColumns / 2], int sixteen, int column,
+    float scale) {
 #pragma unroll
-  for (int tile = 0; tile < kShareTiles; ++tile) {
-    hold(shares[tile]);
+  for (int tile = 0; tile < kShareTiles; ++tile) hold(shares[tile]);
+  barrier_wait(&smem.movers[pipe.stage].open, pipe.phase);
+  float* const place = query_sum_at(smem.moved[pipe.stage].sums, sixteen, column / 8);
+  const int become = smem.movers[pipe.stage].become;
+  if (become == kHandedOn) {
 #pragma unroll
-    for (int i = 0; i < kShareColumns / 2; i += 4) {
-      *reinterpret_cast<float4*>(staged[tile] + i * 32 + lane * 4) =
-          make_float4(shares[tile][i], shares[tile][i + 1], shares[tile][i + 2], shares[tile][i + 3]);
+    for (int tile = 0; tile < kShareTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < kShareColumns / 2; i += 4) {
+        *reinterpret_cast<float4*>(place + tile * 64 * kD + i * 32) =
+            make_float4(shares[tile][i], shares[tile][i + 1], shares[tile][i + 2], shares[tile][i + 3]);
+      }
+    }
+  } else {
+#pragma unroll
+    for (int tile = 0; tile < kShareTiles; ++tile) {
+      if (become == kLast) {
+#pragma unroll
+        for (int i = 0; i < kShareColumns / 2; i += 4) {
+          const float4 before = *reinterpret_cast<const float4*>(place + tile * 64 * kD + i * 32);
+          shares[tile][i] += before.x, shares[tile][i + 1] += before.y;
+          shares[tile][i + 2] += before.z, shares[tile][i + 3] += before.w;
+        }
+        __syncwarp();  // all lanes have read what gradients take the place of
+        discard_share(smem.movers[pipe.stage].ended + (place - smem.moved[pipe.stage].sums) + tile * 64 * kD, column);
+      }
+      // The warp's, of which a lane has four sums at its place.
+      Element* const rows = reinterpret_cast<Element*>(place + tile * 64 * kD - threadIdx.x % 32 * 4);
+      store_rows(shares[tile], scale, [&](int row, int piece) {
+        return rows + row * kShareColumns + (piece ^ row % 8) * 8;
+      });
+    }
+  }
+  leave_to_mover(smem, pipe);
+}
+
+// Has a consumer's gradients of keys or of values, times a factor, where they are moved from; `first`: their first row.
+template <int n>
+__device__ __forceinline__ void leave_rows(
+    SharedStorage& smem, PipelineState<2>& pipe, int first, const float (&sum)[n], float factor) {
+  barrier_wait(&smem.movers[pipe.stage].open, pipe.phase);
+  KeptKeys* const tile = smem.moved[pipe.stage].kept;
+  const int first_of_warp = first + threadIdx.x % kWarpgroup / 32 * 16;
+  store_rows(sum, factor, [&](int row, int piece) {
+    return tile[piece / 8] + (first_of_warp + row) * kChunk + (piece % 8 ^ row % 8) * 8;
+  });
+  leave_to_mover(smem, pipe);
+}
+
+// What movers are told of a turn.
+__device__ __forceinline__ HandedTurn find_handed(const AttentionArgs& args, const Turn& turn) {
+  const int group = args.num_q_heads / args.num_kv_heads, head = turn.kv_head * group;
+  const int keys_before = turn.first_key / kBc;
+  const HandedHead first{head, query_sums_of(args, turn.batch, head), next_keys_of(args, turn.batch, head)};
+  HandedTurn found{turn.batch, turn.kv_head, turn.first_key, keys_before, turn.first_row, max(turn.of_head, 0), 0, 0x7fffffff,
+                   first, head + group, turn.is_last ? 2 : 0};
+  int first_row, end_row;
+  if (turn.first_key > 0) {
+    find_rows(args, turn.batch, turn.first_key - kBc, turn.first_key, first_row, end_row);
+    found.end_before = (end_row + kPassingRows - 1) / kPassingRows * kPassingRows;
+  }
+  if (turn.end_key < args.seqlen_k) {
+    find_rows(args, turn.batch, turn.end_key, min(turn.end_key + kBc, args.seqlen_k), first_row, end_row);
+    found.first_behind = first_row / kPassingRows * kPassingRows;
+  }
+  return found;
+}
+
+// Starts to write gradients of all of a tile's rows, by what a warp has made of them.
+__device__ __forceinline__ void write_queries(
+    const TensorMaps& maps, const float* sums, int first, int head, int batch) {
+#pragma unroll 1
+  for (int row = 0; row < kPassingRows; row += 16) {
+#pragma unroll 1
+    for (int column = 0; column < kD; column += kShareColumns) {
+      tma_store(&maps.dq, sums + row * kD + column * 16, column, first + row, head, batch);
     }
   }
 }
 
-// Has the copy engine add a warp's share, of rows from `first_row` on, to sums; `place`: where its columns of them begin.
-__device__ __forceinline__ void add_shares(
-    const AttentionArgs& args, float* place, int first_row, const float (&staged)[kShareTiles][16 * kShareColumns]) {
-  fence_proxy_async();
-  __syncwarp();
-  if (threadIdx.x % 32 != 0) return;
-#pragma unroll
-  for (int tile = 0; tile < kShareTiles; ++tile) {
-    if (first_row + 64 * tile >= args.seqlen_q) break;
-    bulk_add(place + tile * 64 * kD, staged[tile], kShareColumns * 16 * sizeof(float));
+// Starts to write those of a turn's keys, or values.
+__device__ __forceinline__ void write_keys(
+    const CUtensorMap* map, const KeptKeys* tile, int chunks, const HandedTurn& turn) {
+#pragma unroll 1
+  for (int i = 0; i < chunks; ++i) tma_store(map, tile[i], i * kChunk, turn.first_key, turn.kv_head, turn.batch);
+}
+
+// The part of one of two threads, of every other tile of rows of a block's turns: opens shared memory of its own for a
+// tile's sums, with those of all others where these end there, and has moved what becomes of them. Behind the last head's
+// tiles of a turn come its gradients of keys and of values.
+__device__ __forceinline__ void hand_on_sums(
+    const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, int number) {
+  auto& moved = smem.moved[number];
+  SharedStorage::Mover& mover = smem.movers[number];
+  mover.next_phase = 0;
+  unsigned phase = 0;
+  int nth = number;  // tile of a head's walk
+#pragma unroll 1
+  while (true) {
+    barrier_wait(&smem.next_full, mover.next_phase);
+    if (smem.next < 0) break;
+    const HandedTurn& turn = smem.handed[mover.next_phase];
+    HandedHead& head = mover.head;
+    head.number = turn.first_head.number;
+    head.sums = turn.first_head.sums;
+    // In between, for otherwise all of it would be in registers at once; the turn stays until the next but one.
+    barrier_arrive(&smem.next_empty);
+    head.next_keys = turn.first_head.next_keys;
+    mover.next_phase ^= 1;
+    mover.told = nullptr;
+    const auto tell = [&] {
+      if (mover.told == nullptr) return;
+      tma_wait<0>();
+      leave_number(mover.told, turn.keys_before + 1);
+      mover.told = nullptr;
+    };
+#pragma unroll 1
+    for (;; nth += 2, phase ^= 1) {
+#pragma unroll 1
+      for (; head.number < turn.end_head && nth >= turn.of_head; ++head.number) {
+        nth -= turn.of_head;
+        head.sums += num_query_sums(args);
+        head.next_keys += row_tiles_of(args);
+      }
+      if (head.number == turn.end_head) {
+        if (nth >= turn.kept) break;
+        barrier_arrive(&mover.open);
+        tell();
+        barrier_wait(&mover.done, phase);
+        if (nth == 0) {
+          write_keys(&maps.dk, moved.kept, kDChunks, turn);
+        } else {
+          write_keys(&maps.dv, moved.kept, kDvChunks, turn);
+        }
+        tma_commit();
+        tma_wait_read<0>();
+        continue;
+      }
+      const int first = turn.first_row + (turn.of_head - 1 - nth) * kPassingRows;
+      const bool begins = first >= turn.end_before, ends = first < turn.first_behind;
+      int* const next_keys = head.next_keys + first / kPassingRows;
+      mover.become = !ends ? kHandedOn : begins ? kOnly : kLast;
+      if (ends && !begins) {
+        tell();
+        wait_for_number(next_keys, turn.keys_before);
+        float* const sums = head.sums + 1LL * first * kD;
+        mover.ended = sums;
+        barrier_expect(&mover.open, sizeof(moved.sums));
+        bulk_load(moved.sums, sums, sizeof(moved.sums), &mover.open);
+      } else {
+        // Consumers need not wait for what is told to others.
+        barrier_arrive(&mover.open);
+        tell();
+        if (!begins) wait_for_number(next_keys, turn.keys_before);
+      }
+      barrier_wait(&mover.done, phase);
+      if (ends) {
+        write_queries(maps, moved.sums, first, head.number, turn.batch);
+        tma_commit();
+        tma_wait_read<0>();
+        continue;
+      }
+      float* const sums = head.sums + 1LL * first * kD;
+      if (begins) bulk_store(sums, moved.sums, sizeof(moved.sums)); else bulk_add(sums, moved.sums, sizeof(moved.sums));
+      tma_commit();
+      tma_wait_read<0>();
+      mover.told = next_keys;
+    }
+    tell();  // of a slice that writes nothing, nothing comes behind its tiles
+    nth -= turn.kept;
   }
-  tma_commit();
 }
 
 // Leaves of each row its log-sum-exp and the sum of dout * o, less the gradient of the log-sum-exp; 8 lanes do a row.
@@ -795,6 +1089,7 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
   let_next_launch_begin();
 
   if (blockIdx.x == 0 && threadIdx.x == 0) *turns_taken(args) = 0;
+  if (blockIdx.x == 0) begin_slices(args, args.batch * args.num_kv_heads * Turn::tiles_of_keys(args));
   // Neighbouring elements, moved by one access.
   struct alignas(16) Elements {
     __nv_bfloat16 at[8];
@@ -803,12 +1098,11 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
   const int tiles = (args.seqlen_q + kStatisticsRows - 1) / kStatisticsRows;
   const int tile = int(blockIdx.x) % tiles, head = int(blockIdx.x) / tiles % args.num_q_heads;
   const int batch = int(blockIdx.x) / tiles / args.num_q_heads;
-  // Sums begin at nothing, of the last block's rows also those that fill up a tile.
-  constexpr int kBlockSums = kStatisticsRows * 64;
-  float* const sums = query_sums_of(args, batch, head);
-  const long long end_sum = tile + 1 < tiles ? (tile + 1LL) * kBlockSums : num_query_sums(args);
-  for (long long i = 1LL * tile * kBlockSums + threadIdx.x * 4; i < end_sum; i += kStatisticsThreads * 4) {
-    *reinterpret_cast<float4*>(sums + i) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  // Of the tiles of rows that begin here the next keys are the first, for whom nobody waits.
+  const int first_tile = (tile * kStatisticsRows + kPassingRows - 1) / kPassingRows;
+  const int end_tile = (min((tile + 1) * kStatisticsRows, args.seqlen_q) + kPassingRows - 1) / kPassingRows;
+  for (int n = first_tile + int(threadIdx.x); n < end_tile; n += kStatisticsThreads) {
+    next_keys_of(args, batch, head)[n] = 0;
   }
   const int lane = int(threadIdx.x) % kLanes, end_row = min((tile + 1) * kStatisticsRows, args.seqlen_q);
 #pragma unroll
@@ -833,6 +1127,14 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
 #pragma unroll
     for (int bit = 1; bit < kLanes; bit *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, bit);
     if (!is_there) continue;
+    if (first_key_of(args, batch, row) >= end_key_of(args, batch, row)) {
+      // Sees nothing, nor may the rest of its tile: then nobody else writes its gradient.
+      __nv_bfloat16* const dq =
+          args.dq + batch * args.dq_stride_batch + head * args.dq_stride_head + row * args.dq_stride_row;
+      for (int x = lane * 8; x < kD; x += kLanes * 8) {
+        *reinterpret_cast<Elements*>(dq + x) = Elements{};
+      }
+    }
     if (row == args.seqlen_q - 1) {
       for (int filling = args.seqlen_q + lane; filling < filled_rows(args); filling += kLanes) {
         lse_of(args, batch, head)[filling] = kInfinity;
@@ -859,7 +1161,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     barrier_init(&smem.kept_full, 1);
     barrier_init(&smem.kept_empty, kArrivals * 4 * kConsumers);
     barrier_init(&smem.next_full, 1);
-    barrier_init(&smem.next_empty, kArrivals * 4 * kConsumers);
+    barrier_init(&smem.next_empty, kArrivals * 4 * kConsumers + 2);
+    for (auto& mover : smem.movers) {
+      barrier_init(&mover.open, 1);
+      barrier_init(&mover.done, kArrivals * 4 * kConsumers);
+    }
     for (int i = 0; i < kQStages; ++i) {
       barrier_init(&smem.q_full[i], 1);
       barrier_init(&smem.q_empty[i], kArrivals * 4 * kConsumers);
@@ -872,29 +1178,35 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     fence_barrier_init();
   }
   wait_for_earlier_launches();
-  let_next_launch_begin();
   __syncthreads();
 
   PipelineState<kQStages> q_pipe;
   PipelineState<kDoutStages> dout_pipe;
   unsigned kept_phase = 0, next_phase = 0;
-  const int count = Turn::count(args);
   if (warp < 4) {
     give_registers<24>();
+    if ((warp == 1 || warp == 2) && elect_one()) hand_on_sums(args, maps, smem, warp - 1);
     if (warp != 0 || !elect_one()) return;
     prefetch_map(&maps.k);
     prefetch_map(&maps.v);
     prefetch_map(&maps.q);
     prefetch_map(&maps.dout);
+    // Turns are taken in their order from the first on: none waits for one that nobody has begun.
+    int number = atomicAdd(turns_taken(args), 1);
+    barrier_wait(&smem.next_empty, next_phase ^ 1);
+    smem.next = number < Turn::count(args) ? number : -1;
+    if (number < Turn::count(args)) smem.handed[next_phase] = find_handed(args, Turn(args, number));
+    barrier_arrive(&smem.next_full);
+    next_phase ^= 1;
 #pragma unroll 1
-    for (int number = blockIdx.x; number < count;) {
+    while (number < Turn::count(args)) {
       const Turn turn(args, number);
       const int batch = turn.batch;
       bool is_kept = false;
 #pragma unroll 1
       for (int head = turn.kv_head * group; head < (turn.kv_head + 1) * group; ++head) {
 #pragma unroll 1
-        for (int n = 0, first = turn.first_row; n < turn.of_head; ++n, first += kPassingRows) {
+        for (int first = turn.first_row + (turn.of_head - 1) * kPassingRows; first >= turn.first_row; first -= kPassingRows) {
           Barrier* const q_full = &smem.q_full[q_pipe.stage];
           barrier_wait(&smem.q_empty[q_pipe.stage], q_pipe.phase ^ 1);
           barrier_expect(q_full, sizeof(smem.q[0]) + sizeof(smem.lse[0]));
@@ -918,10 +1230,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
           kept_phase ^= 1;
         }
       }
-      // Not before: a block with much to do yet would keep a turn from others.
-      number = gridDim.x + atomicAdd(turns_taken(args), 1);
+      // Not before: others would wait for a turn that this block has taken and not begun.
+      number = atomicAdd(turns_taken(args), 1);
       barrier_wait(&smem.next_empty, next_phase ^ 1);
-      smem.next = number;
+      smem.next = number < Turn::count(args) ? number : -1;
+      if (number < Turn::count(args)) smem.handed[next_phase] = find_handed(args, Turn(args, number));
       barrier_arrive(&smem.next_full);
       next_phase ^= 1;
     }
@@ -929,8 +1242,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   }
   take_registers<240>();
   PipelineState<kDsStages> ds_pipe;
+  PipelineState<2> sums_pipe;
+  int number = 0;
+  barrier_wait(&smem.next_full, next_phase);
+  number = smem.next;
+  __syncwarp();
+  release(&smem.next_empty);
+  next_phase ^= 1;
 #pragma unroll 1
-  for (int number = blockIdx.x; number < count;) {
+  while (number >= 0) {
     const Turn turn(args, number);
     const int batch = turn.batch, kv_head = turn.kv_head, first_key = turn.first_key;
     const int first_row = turn.first_row, end_row = turn.end_row, of_head = turn.of_head;
@@ -947,9 +1267,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     const unsigned long long all_keys = descriptor(smem.k, sizeof(KeptKeys));
     int left = of_head * group;  // tiles
     if (left > 0) {
-      int head = kv_head * group, first = first_row;
-      // Where a warp adds its share of a tile.
-      float* place = query_sum_at(query_sums_of(args, batch, head), (first + share_row) / 16 + warp % 4, 0);
+      int head = kv_head * group, first = first_row + (of_head - 1) * kPassingRows;
       float gradient[kWeighedRows / 2];
       // Makes the gradients of the scores of a part of a tile, and adds what it makes of those of values;
       // `beside_scores` is done while scores are made, `beside_others` while gradients of weights are;
@@ -1036,7 +1354,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       }
 #pragma unroll 1
       while (--left > 0) {
-        const int first_before = first;
         Barrier* const q_empty = &smem.q_empty[q_pipe.stage];
         unsigned gradients[kWeighedRows / 16][4];
         pack_weights(gradient, gradients);
@@ -1047,9 +1364,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
         start_sums(sum_k, gradients, step_of_keys(q_desc, 1 * (kWeighedRows / 16)));
         q_pipe.advance();
-        first += kPassingRows;
-        const bool other_head = first >= first_row + of_head * kPassingRows;
-        if (other_head) first = first_row, ++head;
+        first -= kPassingRows;
+        if (first < first_row) first = first_row + (of_head - 1) * kPassingRows, ++head;
         float shares[kShareTiles][kShareColumns / 2];
         make_gradients(
             0,
@@ -1074,15 +1390,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
               1,
               [&] {
                 wgmma_wait<1>();
-                stage_shares(smem.shares[consumer][warp % 4], shares);
+                hand_on_share(smem, sums_pipe, shares, share_row / 16 + warp % 4, 0, args.scale);
               },
               [&] {
-                add_shares(args, place, first_before + share_row + warp % 4 * 16, smem.shares[consumer][warp % 4]);
-              },
+                      },
               wait_for_all);
         }
-        place += kPassingRows * kD;
-        if (other_head) place = query_sum_at(query_sums_of(args, batch, head), (first + share_row) / 16 + warp % 4, 0);
       }
       unsigned gradients[kWeighedRows / 16][4];
       pack_weights(gradient, gradients);
@@ -1096,8 +1409,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       float shares[kShareTiles][kShareColumns / 2];
       start_shares(shares, descriptor(smem.gradients[ds_pipe.stage][0] + share_row * kChunk), all_keys);
       wgmma_wait<0>();
-      stage_shares(smem.shares[consumer][warp % 4], shares);
-      add_shares(args, place, first + share_row + warp % 4 * 16, smem.shares[consumer][warp % 4]);
+      hand_on_share(smem, sums_pipe, shares, share_row / 16 + warp % 4, 0, args.scale);
       release(&smem.q_empty[q_pipe.stage]);
       q_pipe.advance();
       ds_pipe.advance();
@@ -1108,42 +1420,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       release(&smem.kept_empty);
       kept_phase ^= 1;
     }
-    int same = number;
-    forget(same);  // until here registers are for what is added up
-    const Turn made(args, same);
-    const int made_key = made.first_key + own;
-    send_rows(&maps.dk, reinterpret_cast<Element*>(smem.shares[consumer][warp % 4]), 16 * kChunk, sum_k, args.scale,
-              made_key + warp % 4 * 16, made.kv_head, made.batch);
-    send_rows(&maps.dv, reinterpret_cast<Element*>(smem.shares[consumer][warp % 4]), 16 * kChunk, sum_v, 1.0f,
-              made_key + warp % 4 * 16, made.kv_head, made.batch);
+    if (complete_sums(args, number, sum_k, sum_v, consumer)) {
+      leave_rows(smem, sums_pipe, own, sum_k, args.scale);
+      leave_rows(smem, sums_pipe, own, sum_v, 1.0f);
+    }
     barrier_wait(&smem.next_full, next_phase);
     number = smem.next;
     __syncwarp();
     release(&smem.next_empty);
     next_phase ^= 1;
   }
-  tma_wait_read<0>();
-}
-
-// Gradients of query rows: what all blocks have added up, times scores' scale; a warp writes 16 rows.
-extern "C" __global__ void __launch_bounds__(kPostprocessThreads)
-    attention_bf16_d64_backward_postprocess(const AttentionArgs args) {
-  wait_for_earlier_launches();
-  const int tiles = (args.seqlen_q + kPostprocessRows - 1) / kPostprocessRows;
-  const int tile = int(blockIdx.x) % tiles, head = int(blockIdx.x) / tiles % args.num_q_heads;
-  const int batch = int(blockIdx.x) / tiles / args.num_q_heads;
-  const int row_tile = tile * (kPostprocessRows / 16) + int(threadIdx.x) / 32;
-  if (16 * row_tile >= args.seqlen_q) return;
-  float* const sums = query_sums_of(args, batch, head);
-  float sum[kD / 2];
-#pragma unroll
-  for (int x = 0; x < kD / 8; ++x) {
-    const float* const place = query_sum_at(sums, row_tile, x);
-    const float4 of_lane = *reinterpret_cast<const float4*>(place);
-    sum[4 * x + 0] = of_lane.x, sum[4 * x + 1] = of_lane.y, sum[4 * x + 2] = of_lane.z, sum[4 * x + 3] = of_lane.w;
-  }
-  write_rows(args.dq + batch * args.dq_stride_batch + head * args.dq_stride_head, args.dq_stride_row,
-             tile * kPostprocessRows, args.seqlen_q, sum, args.scale);
 }
 
 #ifndef __CUDACC_RTC__
@@ -1179,7 +1465,8 @@ extern "C" long long attention_bf16_d64_backward_workspace_bytes(const Attention
   const long long seqlen_q = args->seqlen_q;
   return 4 * ((batch * num_q_heads * ((seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
               (batch * num_q_heads * ((seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
-              (batch * num_q_heads * ((seqlen_q + 15) / 16 * 16) * 64 + 63) / 64 * 64 + 64);
+              (batch * num_q_heads * ((seqlen_q + 127) / 128 * 128) * 64 + 63) / 64 * 64 +
+              (batch * num_q_heads * ((seqlen_q + 127) / 128) + 63) / 64 * 64 + 2163136);
 }
 
 // How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
@@ -1243,14 +1530,19 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& b
       {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 128,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (v_status != cudaSuccess) return v_status;
+  const cudaError_t dq_status = encode_map(
+      &maps.dq, args->dq, {kD, args->seqlen_q, args->num_q_heads, args->batch},
+      {args->dq_stride_row, args->dq_stride_head, args->dq_stride_batch}, 64, 16,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (dq_status != cudaSuccess) return dq_status;
   const cudaError_t dk_status = encode_map(
       &maps.dk, any_keys ? args->dk : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->dk_stride_row, args->dk_stride_head, args->dk_stride_batch}, 64, 16,
+      {args->dk_stride_row, args->dk_stride_head, args->dk_stride_batch}, 64, 128,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (dk_status != cudaSuccess) return dk_status;
   const cudaError_t dv_status = encode_map(
       &maps.dv, any_keys ? args->dv : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->dv_stride_row, args->dv_stride_head, args->dv_stride_batch}, 64, 16,
+      {args->dv_stride_row, args->dv_stride_head, args->dv_stride_batch}, 64, 128,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (dv_status != cudaSuccess) return dv_status;
   constexpr size_t smem_bytes = sizeof(SharedStorage);
@@ -1261,21 +1553,6 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& b
   cudaLaunchAttribute attribute;
   const cudaLaunchConfig_t config = configure(grid, kThreads, smem_bytes, stream, attribute, begun);
   return cudaLaunchKernelEx(&config, attention_bf16_d64_backward_kernel, *args, maps);
-}
-
-static int launch_postprocess(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
-  const long long batch = args->batch, num_q_heads = args->num_q_heads;
-  const long long seqlen_q = args->seqlen_q;
-  const long long blocks = (seqlen_q + kPostprocessRows - 1) / kPostprocessRows * num_q_heads * batch;
-  if (blocks == 0) return cudaSuccess;
-  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
-  constexpr size_t smem_bytes = 0;
-  const cudaError_t status =
-      cudaFuncSetAttribute(attention_bf16_d64_backward_postprocess, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
-  if (status != cudaSuccess) return status;
-  cudaLaunchAttribute attribute;
-  const cudaLaunchConfig_t config = configure(unsigned(blocks), 128, smem_bytes, stream, attribute, begun);
-  return cudaLaunchKernelEx(&config, attention_bf16_d64_backward_postprocess, *args);
 }
 
 // Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
@@ -1307,8 +1584,7 @@ extern "C" int attention_bf16_d64_backward(const AttentionArgs* args, cudaStream
   bool begun = false;  // by a launch
   if (const int status = launch_statistics(args, stream, begun)) return status;
   if (const int status = launch_kernel(args, stream, begun)) return status;
-  if (const int status = launch_postprocess(args, stream, begun)) return status;
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "registers", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "heaviest_first", "meeting": "late", "ranges": "of_keys", "min_blocks": 1, "turns": "free", "sums": "any_order", "walk": "down", "far_keys": "walked", "last_turn": "whole", "second": "behind", "sections": "held"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 199680, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "postprocess", "dependent": true}], "digest": "cdbbb73d03244966", "figures": [2226, 1082]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "registers", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "heaviest_first", "meeting": "late", "ranges": "of_keys", "min_blocks": 1, "turns": "free", "sums": "handed_on", "walk": "down", "far_keys": "walked", "last_turn": "shared", "second": "behind", "sections": "held"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 232448, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "e655a2b901ebd5f0", "figures": [2464, 1139]}

@@ -11,8 +11,8 @@
 //   bc = 64                    keys per tile
 //   persistent = true          blocks stay for several tiles
 //   q_stages = 1               Q tiles in shared memory: 2 bring the next one early
-//   k_stages = 2               K tiles in shared memory
-//   v_stages = 2               V tiles in shared memory
+//   k_stages = 3               K tiles in shared memory
+//   v_stages = 3               V tiles in shared memory
 //   schedule = chained         the next scores: before these outputs, or behind them
 //   q_in_registers = false     keep Q in registers, which relieves shared memory
 //   order_of_groups = exponentialswhat warpgroups do in turns: nothing, products, exponentials
@@ -20,13 +20,14 @@
 //   poly_exp = 0               one exponential in so many is a polynomial, 0 none
 //   section = 1                heads whose tiles start together by length, 0 all of them
 //   min_blocks = 1             blocks per SM
+//   last_turn = shared         tiles left for fewer blocks than stay: one takes each, or all share their keys evenly
 //   o_apart = true             outputs leave by room of their own, beside which the next Q comes
 //   bias_stages = 2            tiles of biases and masks that the copy engine brings, 0: each warp brings its own
 //
 // Tuned with bias of f16.
 //
-// Measured on NVIDIA H200, batch 4, 32 heads, 4096 rows, with bias of f16: 1.225 ms (median), spread 0.1 %,
-// 448.9 TFLOP/s, 96 registers per thread, occupancy 31 %. Largest error per head against float64: 3.4e-04.
+// Measured on NVIDIA H200, batch 4, 32 heads, 4096 rows, with bias of f16: 1.344 ms (median), spread 3.7 %,
+// 409.1 TFLOP/s, 96 registers per thread, occupancy 31 %. Largest error per head against float64: 3.0e-04.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -38,9 +39,9 @@
 //
 //     flashgen emit f16_d64_biasf16_h32.cu \
 //         --device h200 --dtype f16 --d 64 --bias f16 --heads 32 --family wgmma --set br=256 --set bc=64 \
-//         --set persistent=true --set q_stages=1 --set k_stages=2 --set v_stages=2 --set schedule=chained \
+//         --set persistent=true --set q_stages=1 --set k_stages=3 --set v_stages=3 --set schedule=chained \
 //         --set q_in_registers=false --set order_of_groups=exponentials --set rescale=lazy --set poly_exp=0 \
-//         --set section=1 --set min_blocks=1 --set o_apart=true --set bias_stages=2
+//         --set section=1 --set min_blocks=1 --set last_turn=shared --set o_apart=true --set bias_stages=2
 
 #include <cuda_fp16.h>
 #include <cuda.h>
@@ -57,6 +58,7 @@ struct AttentionArgs {
   __half* o;
   float* lse;
   const unsigned short* bias;  // (batch, num_q_heads, seqlen_q, seqlen_k) of f16
+  float* workspace;  // for what launches leave each other
   long long q_stride_batch, q_stride_head, q_stride_row;
   long long k_stride_batch, k_stride_head, k_stride_row;
   long long v_stride_batch, v_stride_head, v_stride_row;
@@ -65,7 +67,7 @@ struct AttentionArgs {
   int batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k;
   float scale;  // multiplies q k^T, usually 1 / sqrt(head_dim)
 };
-static_assert(sizeof(AttentionArgs) == 192, "callers from other languages pack the arguments by hand");
+static_assert(sizeof(AttentionArgs) == 200, "callers from other languages pack the arguments by hand");
 
 // The arrays as the copy engine reads and writes them.
 struct TensorMaps {
@@ -87,8 +89,11 @@ constexpr int kBc = 64;  // keys per tile
 constexpr int kConsumers = 4;  // warpgroups that compute, beside the producer
 constexpr int kWarpgroup = 128;  // threads of a warpgroup
 constexpr int kThreads = 640;
+constexpr int kMostShares = 8;  // of an item of the last turn
+constexpr int kAllTiles = 0x7fffffff;
+constexpr bool kHaveRegisters = kD + kDv <= 256;  // whether consumers may keep what finds tiles sooner
 constexpr int kMaxBlocks = 132;  // that NVIDIA H200 runs at once, each of which takes several tiles
-constexpr int kKStages = 2, kVStages = 2;  // tiles of K and of V in shared memory
+constexpr int kKStages = 3, kVStages = 3;  // tiles of K and of V in shared memory
 constexpr int kQStages = 1;  // Q tiles in shared memory
 
 // A tile in shared memory is made of chunks of 64 columns, whose rows of 128 bytes are swizzled.
@@ -147,7 +152,20 @@ struct SharedStorage {
   Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
   Barrier arrays_full[kArrayStages], arrays_empty[kArrayStages];
 };
-static_assert(sizeof(SharedStorage) == 164864, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 181248, "the size that pruning counted on");
+
+// PTX by name; a host compiler that emulates a card brings its own.
+#ifdef __CUDACC__
+// Waits until the launches in front of this one, of the same call, have ended and what they wrote can be read.
+__device__ __forceinline__ void wait_for_earlier_launches() {
+  asm volatile("griddepcontrol.wait;" : : : "memory");
+}
+
+// Lets the next launch begin wherever there is room. It waits for the end of this one itself.
+__device__ __forceinline__ void let_next_launch_begin() {
+  asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+}
+#endif
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
@@ -240,6 +258,29 @@ __device__ __forceinline__ void tma_commit() {
 template <int kGroups>
 __device__ __forceinline__ void tma_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(kGroups) : "memory");
+}
+
+// Makes the compiler forget what it knows of a value: it then works out what follows from it where that is needed,
+// rather than once and for all in a register each.
+__device__ __forceinline__ void forget(int& value) {
+  asm volatile("" : "+r"(value));
+}
+
+// Waits until another block has left `number` there. What it did before can be seen then, by the copy engine too.
+__device__ __forceinline__ void wait_for_number(const int* place, int number) {
+  int there;
+  do {
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(there) : "l"(__cvta_generic_to_global(place)) : "memory");
+  } while (there != number);
+  asm volatile("fence.proxy.async.global;" : : : "memory");
+}
+
+// Leaves a number for whoever waits for it.
+__device__ __forceinline__ void leave_number(int* place, int number) {
+  asm volatile("st.release.gpu.global.s32 [%0], %1;"
+               :
+               : "l"(__cvta_generic_to_global(place)), "r"(number)
+               : "memory");
 }
 
 // Changes how many registers a thread of this warpgroup has, whose four warps all call it.
@@ -419,17 +460,65 @@ __device__ __forceinline__ float change_score(
   return kLog2e * (score + bias_at(args, batch, head, row, key));
 }
 
-// The work of one block at a time: kBr query rows of one head, and the keys that they see.
+// A block's range of a tile's keys, as tiles of them. Where several blocks have some, the one with the last makes
+// outputs of all: it takes over from its `givers`, so many blocks before it, of which each `hands_on`.
+struct Share {
+  int first_tile, last_tile, givers;
+  bool hands_on;
+};
+
+// How many tiles of keys some row of a tile sees: of rows that see none, one without keys.
+__device__ __forceinline__ int count_key_tiles(const AttentionArgs& args, int q_tile) {
+  int end_key = args.seqlen_k;
+  if (kCausal) end_key = max(0, min(end_key, (q_tile + 1) * kBr + args.seqlen_k - args.seqlen_q));
+  forget(end_key);
+  return max(1, (end_key + kBc - 1) / kBc);
+}
+
+// The last turn of blocks that stay, where fewer items are left than there are blocks: their tiles of keys, one behind
+// the other, are shared out evenly (Osama et al., "Stream-K", 2023).
+struct LastTurn {
+  int key_tiles;     // that there is room for in each item
+  int takers;        // blocks with a share
+  int share, extra;  // tiles of keys of each, and how many have one more
+
+  __device__ __forceinline__ LastTurn(const AttentionArgs& args, int q_tiles, int items, int blocks) {
+    key_tiles = count_key_tiles(args, q_tiles - 1);
+    if (kLaterRowsSeeMore) {
+      // As much for each pair as any has: one of the first two, but for rounding.
+      const int first = key_tiles + count_key_tiles(args, 0);
+      key_tiles = max(first, count_key_tiles(args, q_tiles - 2) + count_key_tiles(args, 1)) + 2;
+    }
+    takers = max(1, min(blocks, items * min(key_tiles, kMostShares)));
+    share = items * key_tiles / takers;
+    extra = items * key_tiles % takers;
+  }
+
+  // The first of all tiles of keys that a block has, and, of one of these, the block that has it.
+  __device__ __forceinline__ int begin(int block) const {
+    return min(block, takers) * share + min(block, extra);
+  }
+  __device__ __forceinline__ int block_of(int key_tile) const {
+    const int longer = extra * (share + 1);
+    return key_tile < longer ? key_tile / (share + 1) : extra + (key_tile - longer) / share;
+  }
+};
+
+// The work of one block at a time: kBr query rows of one head, and all keys or a share of them.
 struct Tile {
   int first_row, head, batch;
+  Share share;
   int first_tile, last_tile;  // of keys: some row sees those of [first_tile, last_tile)
 
-  __device__ __forceinline__ Tile(const AttentionArgs& args, int q_tile, int head, int batch)
-      : head(head), batch(batch) {
+  __device__ __forceinline__ Tile(const AttentionArgs& args, int q_tile, int head, int batch, const Share& share)
+      : head(head), batch(batch), share(share) {
     first_row = q_tile * kBr;
     first_tile = first_key_of(args, batch, q_tile * kBr) / kBc;
     const int end_key = end_key_of(args, batch, min(first_row + kBr, args.seqlen_q) - 1);
     last_tile = max(first_tile, (end_key + kBc - 1) / kBc);
+
+    first_tile = min(share.first_tile, last_tile);
+    last_tile = min(share.last_tile, last_tile);
   }
 };
 
@@ -450,20 +539,84 @@ struct Divisor {
   }
 };
 
-// The tiles of a block that stays. Where later rows see more keys, they come in pairs of one head, the longest and
-// the shortest that are left, so that all pairs take as long.
-template <typename Work>
+// A tile of rows that a block has next, and its share of the keys.
+struct NextTile {
+  int q_tile, head, batch;
+  Share share;
+};
+
+// How many tiles of an item a block passes with this one, of which `first` is done last: the one in the middle is both.
+__device__ __forceinline__ int tiles_passed(int q_tile, int first, int done) {
+  return kLaterRowsSeeMore && done % 2 == 0 && q_tile == first ? 2 : 1;
+}
+
+// Finds it. `done` are the tiles of whole turns before, those of an item in each; in the last turn, as a complement, up
+// to where the block still has its share: from the end back, so that what it hands on is there before it takes over.
+__device__ __forceinline__ bool find_tile(const AttentionArgs& args, int& done, NextTile& next) {
+  // Worked out anew each time, lest it keep registers from the work on tiles.
+  int blocks = gridDim.x, q_tiles = (args.seqlen_q + kBr - 1) / kBr;
+  forget(blocks);
+  forget(q_tiles);
+  const unsigned num_heads = args.num_q_heads, of_head = kLaterRowsSeeMore ? unsigned(q_tiles + 1) / 2 : q_tiles;
+  const unsigned num_items = of_head * num_heads * args.batch;
+  const int turns = num_items / unsigned(blocks), nth_turn = kLaterRowsSeeMore ? done / 2 : done;
+  // Says where an item is, and which one of its head.
+  const auto place = [&](unsigned item) {
+    const unsigned head = item / of_head;
+    next.batch = head / num_heads;
+    next.head = head - next.batch * num_heads;
+    return int(item - head * of_head);
+  };
+  next.share = {0, kAllTiles, 0, false};
+  if (done >= 0 && nth_turn < turns) {
+    const int first = place(nth_turn * blocks + blockIdx.x), last = kLaterRowsSeeMore ? q_tiles - 1 - first : first;
+    next.q_tile = kLaterRowsSeeMore && done % 2 == 1 ? first : last;
+    done += tiles_passed(next.q_tile, first, done);
+    return true;
+  }
+  const LastTurn turn(args, q_tiles, int(num_items) - turns * blocks, blocks);
+  const int begin = turn.begin(blockIdx.x);
+  const int end = done < 0 ? ~done : turn.begin(blockIdx.x + 1);
+  if (begin >= end) return false;
+  const int nth = (end - 1) / turn.key_tiles, before = nth * turn.key_tiles;
+  const int first = place(turns * blocks + nth), last = kLaterRowsSeeMore ? q_tiles - 1 - first : first;
+  // The last tile's keys come before those of the first.
+  const int of_last = count_key_tiles(args, last);
+  const bool takes_first = kLaterRowsSeeMore && end > before + of_last;
+  next.q_tile = takes_first ? first : last;
+  const int from = before + (takes_first ? of_last : 0), from_own = max(begin, from);
+  const int tiles = takes_first && first == last ? 0 : count_key_tiles(args, next.q_tile);
+  next.share.first_tile = from_own - from;
+  next.share.last_tile = min(end - from, tiles);
+  next.share.hands_on = next.share.last_tile < tiles;
+  if (!next.share.hands_on && from_own > from) next.share.givers = int(blockIdx.x) - turn.block_of(from);
+  done = ~from_own;
+  return true;
+}
+
+// The tiles of a block that stays: those of an item in each whole turn, then its share of what is left.
+template <bool kHasRegisters, typename Work>
 __device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const Work& work) {
   const int q_tiles = (args.seqlen_q + kBr - 1) / kBr, num_heads = args.num_q_heads;
-  const Divisor items(kLaterRowsSeeMore ? (q_tiles + 1) / 2 : q_tiles);  // tiles or pairs, of one head
+  const Divisor items(kLaterRowsSeeMore ? (q_tiles + 1) / 2 : q_tiles);  // of one head
   const Divisor heads(num_heads);  // of one batch
-  for (int item = blockIdx.x; item < items.value * num_heads * args.batch; item += gridDim.x) {
-    int first, head;
-    const int batch = heads.divide(items.divide(item, first), head), last = q_tiles - 1 - first;
-    for (int q_tile = kLaterRowsSeeMore ? last : first;; q_tile = first) {
-      work(Tile(args, q_tile, head, batch));
-      if (q_tile == first) break;
+  const int num_items = items.value * num_heads * args.batch, whole = num_items - num_items % int(gridDim.x);
+  int done = 0;
+  while (true) {
+    NextTile next;
+    const int item = (kLaterRowsSeeMore ? done / 2 : done) * int(gridDim.x) + int(blockIdx.x);
+    if (kHasRegisters && done >= 0 && item < whole) {
+      // Sooner than by `find_tile`.
+      int first;
+      next.batch = heads.divide(items.divide(item, first), next.head);
+      next.q_tile = kLaterRowsSeeMore && done % 2 == 0 ? q_tiles - 1 - first : first;
+      next.share = {0, kAllTiles, 0, false};
+      done += tiles_passed(next.q_tile, first, done);
+    } else if (!find_tile(args, done, next)) {
+      break;
     }
+    // There may be none in what is left.
+    if (next.share.first_tile < next.share.last_tile) work(Tile(args, next.q_tile, next.head, next.batch, next.share));
   }
 }
 
@@ -523,7 +676,7 @@ __device__ __forceinline__ void copy_elements(StagedTile<T>& tile, const T* from
   const int rows_read = stride == 0 ? 1 : kBr;
 #pragma unroll 1
   for (int row = 0; row < rows_read; ++row) {
-#pragma unroll
+#pragma unroll 1
     for (int key = threadIdx.x % 32; key < kBc; key += 32) {
       const T value = row < rows && key < keys ? __ldg(from + key) : T(0);
       *reinterpret_cast<T*>(tile.bytes + tile.place(row, 0, key * int(sizeof(T)))) = value;
@@ -840,6 +993,60 @@ __device__ __forceinline__ Element& staged_output(OChunk* staged, int row, int x
   return staged[x / kChunk][row * kChunk + (x % kChunk / 8 ^ row % 8) * 8 + x % 8];
 }
 
+// Where a warpgroup leaves that it has handed on what it had to: 1, or 0.
+__device__ __forceinline__ int* handed_number(const AttentionArgs& args, int block, int consumer) {
+  return reinterpret_cast<int*>(args.workspace) + block * kConsumers + consumer;
+}
+
+// And where its results are, a thread's every kWarpgroup-th four: outputs, then maxima and sums of its two rows.
+__device__ __forceinline__ float4* handed_results(const AttentionArgs& args, int block, int consumer) {
+  float4* const results = reinterpret_cast<float4*>(args.workspace + 576);
+  return results + (block * kConsumers + consumer) * ((kDv / 8 + 1) * kWarpgroup) + threadIdx.x % kWarpgroup;
+}
+
+// Leaves what the block's keys make of the rows.
+__device__ __forceinline__ void hand_on(
+    const AttentionArgs& args, const SoftmaxState& softmax, const float (&o)[kDv / 2], int consumer) {
+  float4* const results = handed_results(args, blockIdx.x, consumer);
+#pragma unroll
+  for (int i = 0; i < kDv / 8; ++i) {
+    results[i * kWarpgroup] = make_float4(o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]);
+  }
+  results[kDv / 8 * kWarpgroup] = make_float4(softmax.max[0], softmax.max[1], softmax.sum[0], softmax.sum[1]);
+  named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);  // all have left theirs
+  if (threadIdx.x % kWarpgroup == 0) leave_number(handed_number(args, blockIdx.x, consumer), 1);
+}
+
+// Adds what the keys of another block make of the rows.
+__device__ __forceinline__ void take_over(
+    const AttentionArgs& args, int block, SoftmaxState& softmax, float (&o)[kDv / 2], int consumer) {
+  wait_for_number(handed_number(args, block, consumer), 1);
+  const float4* const results = handed_results(args, block, consumer);
+  const float4 its = results[kDv / 8 * kWarpgroup];
+  const float its_max[2] = {its.x, its.y}, its_sum[2] = {its.z, its.w};
+  float own[2], others[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float row_max = fmaxf(softmax.max[h], its_max[h]);
+    const float base = row_max == -kInfinity ? 0.0f : row_max;
+    own[h] = exp2f(softmax.max[h] - base);
+    others[h] = exp2f(its_max[h] - base);
+    softmax.max[h] = row_max;
+    softmax.sum[h] = fmaf(others[h], its_sum[h], own[h] * softmax.sum[h]);
+  }
+  if (__any_sync(0xffffffffu, own[0] != 1.0f || own[1] != 1.0f)) rescale_output(o, own);
+#pragma unroll
+  for (int i = 0; i < kDv / 8; ++i) {
+    // Or all of it would be loaded first, for which there are no registers.
+    if (i % 4 == 0) named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
+    const float4 four = results[i * kWarpgroup];
+    o[4 * i] = fmaf(others[0], four.x, o[4 * i]);
+    o[4 * i + 1] = fmaf(others[0], four.y, o[4 * i + 1]);
+    o[4 * i + 2] = fmaf(others[1], four.z, o[4 * i + 2]);
+    o[4 * i + 3] = fmaf(others[1], four.w, o[4 * i + 3]);
+  }
+}
+
 // Where the keys are that a tile sees.
 struct KeySource {
   int kv_head, batch;
@@ -1021,6 +1228,14 @@ __device__ __forceinline__ void consume_tile(
     v_pipe.advance();
   }
 
+  if (tile.share.hands_on) {
+    hand_on(args, softmax, o, consumer);
+    if (leader && last_tile == first_tile) barrier_arrive(&smem.q_empty[q_pipe.stage]);  // no scores have done so
+    q_pipe.advance();
+    return;
+  }
+#pragma unroll 1
+  for (int i = 1; i <= tile.share.givers; ++i) take_over(args, int(blockIdx.x) - i, softmax, o, consumer);
   float inverse[2];
   unsigned untrusted = 0;  // of the thread's rows, by bits: what is to be computed again
 #pragma unroll
@@ -1057,10 +1272,17 @@ __device__ __forceinline__ void consume_tile(
   q_pipe.advance();
 }
 
+// Says that nobody has handed on anything.
+extern "C" __global__ void __launch_bounds__(128) attention_f16_d64_biasf16_clear(const AttentionArgs args) {
+  let_next_launch_begin();
+  for (int i = threadIdx.x; i < kMaxBlocks * kConsumers; i += 128) *handed_number(args, 0, i) = 0;
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_f16_d64_biasf16_kernel(const AttentionArgs args, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
+  wait_for_earlier_launches();
   // Read from one lane, so that the compiler knows it to be the same in all.
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
@@ -1094,17 +1316,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       prefetch_map(&maps.q);
       prefetch_map(&maps.k);
       prefetch_map(&maps.v);
-      for_each_tile(args, [&](const Tile& tile) {
+      for_each_tile<false>(args, [&](const Tile& tile) {
         produce_tile(args, maps, smem, tile, q_pipe, k_pipe, v_pipe);
       });
     } else if (warp == 1 && (elect_one() || !arrays_suit(args))) {
-      for_each_tile(args, [&](const Tile& tile) { bring_arrays(args, maps, smem, tile, array_pipe); });
+      for_each_tile<false>(args, [&](const Tile& tile) { bring_arrays(args, maps, smem, tile, array_pipe); });
     }
   } else {
     take_registers<112>();
     const int consumer = warp / 4 - 1;
     if (consumer == kConsumers - 1) order_arrive(consumer);
-    for_each_tile(args, [&](const Tile& tile) {
+    for_each_tile<kHaveRegisters>(args, [&](const Tile& tile) {
       consume_tile(args, maps, smem, tile, consumer, q_pipe, k_pipe, v_pipe, array_pipe);
     });
     tma_wait_read<0>();
@@ -1141,25 +1363,46 @@ static cudaError_t encode_map(
   return status == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-// Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
-// suit 16-byte accesses, cudaErrorInvalidValue for a shape or stride the kernel does not serve.
-extern "C" int attention_f16_d64_biasf16(const AttentionArgs* args, cudaStream_t stream) {
-  if (args->batch < 0 || args->num_q_heads < 0 || args->num_kv_heads < 1 ||
-      args->num_q_heads % args->num_kv_heads != 0 || args->seqlen_q < 0 || args->seqlen_k < 0) {
-    return cudaErrorInvalidValue;
-  }
-  const long long strides[] = {args->q_stride_batch, args->q_stride_head, args->q_stride_row,
-                               args->k_stride_batch, args->k_stride_head, args->k_stride_row,
-                               args->v_stride_batch, args->v_stride_head, args->v_stride_row,
-                               args->o_stride_batch, args->o_stride_head, args->o_stride_row};
-  for (const long long stride : strides) {
-    if (stride % kVec != 0) return cudaErrorMisalignedAddress;
-  }
-  const void* const pointers[] = {args->q, args->k, args->v, args->o};
-  for (const void* pointer : pointers) {
-    const auto address = reinterpret_cast<unsigned long long>(pointer);
-    if (address % (kVec * sizeof(__half)) != 0) return cudaErrorMisalignedAddress;
-  }
+// Returns how many bytes args->workspace must have room for.
+extern "C" long long attention_f16_d64_biasf16_workspace_bytes(const AttentionArgs* args) {
+  return 4 * (2433600);
+}
+
+// How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
+// itself; the first waits for whatever was launched before the call.
+static cudaLaunchConfig_t configure(unsigned blocks, unsigned threads, size_t smem_bytes, cudaStream_t stream,
+                                    cudaLaunchAttribute& attribute, bool& begun) {
+  attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = begun;
+  begun = true;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = smem_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return config;
+}
+
+static int launch_clear(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
+  const long long batch = args->batch, num_q_heads = args->num_q_heads;
+  const long long seqlen_q = args->seqlen_q;
+  const long long blocks = (seqlen_q + kBr - 1) / kBr * num_q_heads * batch;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  constexpr size_t smem_bytes = 0;
+  const cudaError_t status =
+      cudaFuncSetAttribute(attention_f16_d64_biasf16_clear, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (status != cudaSuccess) return status;
+  const unsigned grid = unsigned(blocks < 1 ? blocks : 1);
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(grid, 128, smem_bytes, stream, attribute, begun);
+  return cudaLaunchKernelEx(&config, attention_f16_d64_biasf16_clear, *args);
+}
+
+static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
   const long long batch = args->batch, num_q_heads = args->num_q_heads;
   const long long seqlen_q = args->seqlen_q;
   const long long blocks = (seqlen_q + kBr - 1) / kBr * num_q_heads * batch;
@@ -1200,10 +1443,38 @@ extern "C" int attention_f16_d64_biasf16(const AttentionArgs* args, cudaStream_t
   const cudaError_t status =
       cudaFuncSetAttribute(attention_f16_d64_biasf16_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
-  void* parameters[] = {const_cast<AttentionArgs*>(args), &maps};
   const unsigned grid = unsigned(blocks < kMaxBlocks ? blocks : kMaxBlocks);
-  return cudaLaunchKernel(attention_f16_d64_biasf16_kernel, dim3(grid), dim3(kThreads), parameters,
-                          smem_bytes, stream);
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(grid, kThreads, smem_bytes, stream, attribute, begun);
+  return cudaLaunchKernelEx(&config, attention_f16_d64_biasf16_kernel, *args, maps);
+}
+
+// Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
+// suit 16-byte accesses, cudaErrorInvalidValue for a shape or stride the kernel does not serve.
+extern "C" int attention_f16_d64_biasf16(const AttentionArgs* args, cudaStream_t stream) {
+  if (args->batch < 0 || args->num_q_heads < 0 || args->num_kv_heads < 1 ||
+      args->num_q_heads % args->num_kv_heads != 0 || args->seqlen_q < 0 || args->seqlen_k < 0) {
+    return cudaErrorInvalidValue;
+  }
+  if (args->workspace == nullptr || reinterpret_cast<unsigned long long>(args->workspace) % 16 != 0) {
+    return cudaErrorInvalidValue;
+  }
+  const long long strides[] = {args->q_stride_batch, args->q_stride_head, args->q_stride_row,
+                               args->k_stride_batch, args->k_stride_head, args->k_stride_row,
+                               args->v_stride_batch, args->v_stride_head, args->v_stride_row,
+                               args->o_stride_batch, args->o_stride_head, args->o_stride_row};
+  for (const long long stride : strides) {
+    if (stride % kVec != 0) return cudaErrorMisalignedAddress;
+  }
+  const void* const pointers[] = {args->q, args->k, args->v, args->o};
+  for (const void* pointer : pointers) {
+    const auto address = reinterpret_cast<unsigned long long>(pointer);
+    if (address % (kVec * sizeof(__half)) != 0) return cudaErrorMisalignedAddress;
+  }
+  bool begun = false;  // by a launch
+  if (const int status = launch_clear(args, stream, begun)) return status;
+  if (const int status = launch_kernel(args, stream, begun)) return status;
+  return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "f16", "batch": 4, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto", "scoring": {"bias": "f16"}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 256, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 64, "persistent": true, "last_turn": "whole", "q_stages": 1, "o_apart": true, "p_in_shared": false, "weights": "f16", "values": "in_place", "powers": "rounded", "score_type": "f32", "promotion": "tiles", "bias_stages": 2, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 2, "v_stages": 2, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "exponentials", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f16_d64_biasf16", "launches": [{"threads": 640, "smem_bytes": 164864, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "bias", "rows": 256, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "15d81aa4ab68c5a8", "figures": [1711, 997]}
+// flashgen: {"problem": {"dtype": "f16", "batch": 4, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto", "scoring": {"bias": "f16"}}, "family": "wgmma", "variant": {"pack_heads": false, "br": 256, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 64, "persistent": true, "last_turn": "shared", "q_stages": 1, "o_apart": true, "p_in_shared": false, "weights": "f16", "values": "in_place", "powers": "rounded", "score_type": "f32", "promotion": "tiles", "bias_stages": 2, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 3, "v_stages": 3, "summed_columns": 0, "schedule": "chained", "q_in_registers": false, "order_of_groups": "exponentials", "rescale": "lazy", "poly_exp": 0, "section": 1, "min_blocks": 1, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_f16_d64_biasf16", "launches": [{"threads": 128, "smem_bytes": 0, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [], "max_blocks": 1, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "clear", "shares_turn": true}, {"threads": 640, "smem_bytes": 181248, "rows_per_block": 256, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "o", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "bias", "rows": 256, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "shares_turn": true, "dependent": true}], "digest": "b82b066c888f6095", "figures": [1829, 1020]}
