@@ -40,12 +40,9 @@ class AdvisedParameters(RuledParameters):
         """Of the rows of a head, or of all heads that are packed."""
         return -(-self.query_rows(problem) // self.br)
 
-    def _heads_apart(self, problem: Problem) -> int:
-        return problem.num_kv_heads if self.pack_heads else problem.num_q_heads
-
     def _blocks_alone(self, problem: Problem) -> int:
         """Blocks if none shares another's keys."""
-        return problem.batch * self._heads_apart(problem) * self._row_tiles(problem)
+        return problem.batch * self.heads_apart(problem) * self._row_tiles(problem)
 
     def _fills_the_card_alone(self, problem: Problem, limits: DeviceLimits) -> bool:
         """Whether rows are many and their tiles whole waves of blocks, or nearly so."""
@@ -81,7 +78,7 @@ class AdvisedParameters(RuledParameters):
             alone = self._blocks_alone(problem)
             return f"workspace_splits={splits}: {alone} blocks fill {limits.num_sms} multiprocessors without"
         return no_need_to_split(
-            splits, tiles, self._heads_apart(problem), problem, limits, enough_blocks=ENOUGH_WAVES
+            splits, tiles, self.heads_apart(problem), problem, limits, enough_blocks=ENOUGH_WAVES
         )
 
     @rule("shares of keys", after="bc", advisory=True)

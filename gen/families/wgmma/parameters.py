@@ -262,8 +262,8 @@ class Parameters(Variant):
 
     def items(self, problem: Problem) -> int:
         """Returns how many of these there are of all heads; the one in the middle of a head may be alone."""
-        tiles = -(-problem.seqlen_q // self.br)
-        return problem.batch * problem.num_q_heads * -(-tiles // self.tiles_of_item(problem))
+        tiles = -(-self.query_rows(problem) // self.br)
+        return problem.batch * self.heads_apart(problem) * -(-tiles // self.tiles_of_item(problem))
 
     def partial_floats(self, problem: Problem) -> int:
         """Returns the floats of a partial result: of each row outputs, sums of four lanes, the maximum."""
@@ -276,6 +276,11 @@ class Parameters(Variant):
     def query_rows(self, problem: Problem) -> int:
         """Returns the query rows that fill tiles one by one: of a head, or of all that share keys."""
         return problem.seqlen_q * (problem.group if self.pack_heads else 1)
+
+    def heads_apart(self, problem: Problem) -> int:
+        """Returns the heads whose rows fill tiles apart: of queries, or of keys where those of queries that
+        share one are packed."""
+        return problem.num_kv_heads if self.pack_heads else problem.num_q_heads
 
     def partial_stride(self, problem: Problem) -> int:
         """Returns the floats between rows of what some of the keys make of them: eight banks, as a warp

@@ -348,9 +348,8 @@ class RuledParameters(Parameters):
     @rule("combination", after="cluster")
     def _clusters_have_whole_turns(self, problem: Problem, limits: DeviceLimits) -> str | None:
         together = self.cluster * self.bias_heads
-        if self.shares_last_turn() and (together > 1 or self.pack_heads):
-            what = "pack_heads=True" if self.pack_heads else f"cluster={together}"
-            return f"{what}: last_turn=shared is for blocks with a tile of one head each"
+        if self.shares_last_turn() and together > 1:
+            return f"cluster={together}: last_turn=shared is for blocks that take tiles alone"
         return None
 
     @rule("combination", after="o_apart")

@@ -323,7 +323,7 @@ def _left(variant: Wgmma, problem: Problem, limits: DeviceLimits, walks: tuple[i
     takers = min(blocks, MOST_SHARES * (items % max(1, min(items, blocks))))
     handed = 4.0 * variant.consumers * variant.handed_floats(problem)
     return {
-        "left_bytes": handed * takers / (heads_alike(problem) * len(walks)),
+        "left_bytes": handed * takers / (problem.batch * variant.heads_apart(problem) * len(walks)),
         "shares_turn": True,
         "launches_in_front": 1,
     }

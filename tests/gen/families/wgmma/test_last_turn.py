@@ -50,6 +50,11 @@ WAYS: dict[str, tuple[Problem, dict[str, Any]]] = {
     "pairs": (CAUSAL, {}),
     "pairs, outputs apart": (replace(HALF, causal=True), {"br": 128, "bc": 32, "o_apart": True}),
     "pairs, chained": (CAUSAL, {"schedule": "chained", "bc": 48, "q_in_registers": True, "o_apart": True}),
+    "packed heads": (replace(BRAIN, num_kv_heads=4), {"pack_heads": True}),
+    "pairs of packed heads": (
+        replace(HALF, num_kv_heads=4, causal=True),
+        {"pack_heads": True, "q_in_registers": True, "br": 128, "bc": 32, "schedule": "chained"},
+    ),
     "a bias, by the copy engine": (
         replace(HALF, scoring=Scoring(bias="f16")),
         {"br": 128, "bc": 64, "bias_stages": 2, "o_apart": True, "schedule": "chained"},
@@ -62,6 +67,10 @@ WAYS: dict[str, tuple[Problem, dict[str, Any]]] = {
         {"tangent": "cubic", "br": 128, "bc": 32, "rescale": "lazy"},
     ),
     "sinks": (replace(CAUSAL, scoring=Scoring(sinks=True)), {"o_apart": True}),
+    "sinks of packed heads": (
+        replace(BRAIN, num_kv_heads=8, causal=True, scoring=Scoring(sinks=True)),
+        {"pack_heads": True},
+    ),
     "sinks beside capped scores": (
         replace(HALF, scoring=Scoring(sinks=True, softcap=20.0)),
         {"q_in_registers": True, "o_apart": True, "bc": 48},
@@ -184,13 +193,15 @@ def test_there_is_room_for_the_keys_of_any_pair():
     counted = "max(first, count_key_tiles(args, q_tiles - 2) + count_key_tiles(args, 1)) + 2"
     assert counted in kernel_of("pairs").source
 
-    def tiles(q_tile: int, rows: int, keys: int) -> int:
-        return max(1, -(-max(0, min(keys, (q_tile + 1) * 64 + keys - rows)) // 16))
+    def tiles(q_tile: int, rows: int, keys: int, group: int) -> int:
+        return max(1, -(-max(0, min(keys, ((q_tile + 1) * 64 - 1) // group + 1 + keys - rows)) // 16))
 
-    for rows, keys in product(range(1, 700, 13), range(1, 900, 17)):
-        last = -(-rows // 64) - 1
-        pairs = [tiles(i, rows, keys) + tiles(last - i, rows, keys) for i in range(last // 2 + 1)]
-        assert max(pairs) <= max(pairs[0], tiles(last - 1, rows, keys) + tiles(1, rows, keys)) + 2
+    for rows, keys, group in product(range(1, 700, 13), range(1, 900, 17), (1, 3, 8)):
+        last = -(-rows * group // 64) - 1
+        seen = [tiles(i, rows, keys, group) for i in range(last + 1)]
+        pairs = [seen[i] + seen[last - i] for i in range(last // 2 + 1)]
+        second = tiles(last - 1, rows, keys, group) + tiles(1, rows, keys, group)
+        assert max(pairs) <= max(pairs[0], second) + 2
 
 
 @pytest.mark.thorough
@@ -247,8 +258,7 @@ def test_there_is_room_for_what_blocks_hand_on():
             "far_keys=left_out: not made for blocks of several heads, nor for such as share keys",
         ),
         (Problem(head_dim=64), {"bc": 64}, "last_turn=shared: not made for f32"),
-        (BRAIN, {"cluster": 2}, "cluster=2: last_turn=shared is for blocks with a tile of one head each"),
-        (BRAIN, {"pack_heads": True}, "pack_heads=True: last_turn=shared is for blocks with a tile of one"),
+        (BRAIN, {"cluster": 2}, "cluster=2: last_turn=shared is for blocks that take tiles alone"),
     ],
 )
 def test_what_cannot_run_is_told(problem, changes, message):
