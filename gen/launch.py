@@ -194,7 +194,8 @@ class Launch:
         if self.rows_per_block is None:
             return Constant(self.cluster, "kCluster" if self.cluster > 1 else "")
         if self.cluster > 1:
-            rows = Constant(self.rows_per_block * self.cluster, "kClusterRows")
+            name = "kClusterKeys" if self.of_keys else "kClusterRows"
+            rows = Constant(self.rows_per_block * self.cluster, name)
             return divided_up(self.rows, rows) * Constant(self.cluster, "kCluster")
         return divided_up(self.rows, Constant(self.rows_per_block, self._tile_name))
 

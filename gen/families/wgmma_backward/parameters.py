@@ -89,7 +89,14 @@ class Parameters(GradientVariant):
         CLUSTER,
         doc="who makes queries' gradients: a launch, or blocks of keys by sums in memory",
     )
-    cluster: int = param(1, 2, 4, 8, doc="blocks that send each other queries' gradients", implied=True)
+    cluster: int = param(
+        1,
+        2,
+        4,
+        8,
+        doc="blocks that send each other queries' gradients, or get the same rows by one copy",
+        implied=True,
+    )
     sum_stages: int = param(2, 1, doc="tiles of these in shared memory, on their way", implied=True)
     heads: int = param(1, 2, 4, 8, doc="heads of keys that a cluster takes one after the other", implied=True)
     ds_stages: int = param(2, 1, doc="tiles of gradients of scores in shared memory, where blocks of keys do")
@@ -176,6 +183,11 @@ class Parameters(GradientVariant):
     def sums_in_cluster(self) -> bool:
         """Whether they add them up among themselves, and write them."""
         return self.dq_path == CLUSTER
+
+    @property
+    def shares_copies(self) -> bool:
+        """Whether blocks of a cluster, with neighbouring keys, each copy a part of what passes by to all."""
+        return self.cluster > 1 and not self.sums_in_cluster
 
     @property
     def takes_turns(self) -> bool:

@@ -21,6 +21,7 @@ from .parameters import (
     BY_HEAD,
     BY_SECTION,
     DOWN,
+    FIXED,
     FREE,
     HELD,
     IN_SHARED,
@@ -167,13 +168,15 @@ class RuledParameters(RulesOfParts):
         return None
 
     @rule("combination", after="cluster")
-    def _blocks_of_clusters_share_sums(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if not self.sums_in_cluster:
-            return None if self.cluster == 1 else f"cluster={self.cluster}: with dq_path={self.dq_path} none"
-        if self.cluster == 1:
-            return f"dq_path={self.dq_path}: of one block there is no cluster"
+    def _blocks_of_clusters_share_sums_or_copies(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if self.cluster > limits.max_cluster:
             return f"clusters of {self.cluster} blocks, sm_{limits.arch} allows {limits.max_cluster}"
+        if self.shares_copies:
+            return self._why_not_copied_to_all(problem)
+        if not self.sums_in_cluster:
+            return None
+        if self.cluster == 1:
+            return f"dq_path={self.dq_path}: of one block there is no cluster"
         if not self.sums_of_block(problem):
             return (
                 f"cluster={self.cluster}: blocks cannot share {self.br // SUM_ROWS} times {SUM_ROWS} rows of "
@@ -340,6 +343,25 @@ class RuledParameters(RulesOfParts):
             return told + f"order={self.order} has no sections; order={BY_SECTION} has some"
         if not self.hands_on_sums:
             return told + f"where sums={self.sums} blocks of a head are anywhere along its rows"
+        return None
+
+    def _why_not_copied_to_all(self, problem: Problem) -> str | None:
+        """Why the blocks of a cluster cannot get the same rows by one copy."""
+        told = f"cluster={self.cluster}: rows are copied to all its blocks "
+        if not self.sums_queries:
+            return told + f"where these make all gradients, as dq_path={BULK} has it"
+        if is_split(problem):
+            return told + f"as they lie in arrays, not in parts of {problem.dtype}"
+        if problem.layout.is_packed:
+            return told + "by tiles of one length, not of packed sequences"
+        if self.apart:
+            return told + "where each warpgroup needs both queries and gradients of outputs, not apart"
+        return None
+
+    @rule("combination", after="sums")
+    def _clusters_take_fixed_turns(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.shares_copies and self.turns != FIXED:
+            return f"cluster={self.cluster}: with turns={self.turns} its blocks may take keys that lie apart"
         return None
 
     def _columns_beyond(self, problem: Problem, given: int) -> int:

@@ -136,7 +136,8 @@ def _of_keys(variant: WgmmaBackward, problem: Problem) -> BlockWork:
     if variant.apart:
         compute += Counts(accesses=br / 16, wavefronts=br / 2, barriers=1)
     warps = variant.consumers * GROUP_WARPS
-    per_tile, sums = Counts(l2_bytes=bytes_of_rows(problem, br)), 0
+    copied_by = variant.cluster if variant.shares_copies else 1
+    per_tile, sums = Counts(l2_bytes=bytes_of_rows(problem, br) / copied_by), 0
     once, heads = _moved(2 * bytes_of_keys(problem, variant.bc)), heads_of(problem, problem.num_kv_heads)
     walks = walk_of_keys(problem, variant.bc, br, warps, _reaches(variant, problem))
     if variant.sums_queries:

@@ -475,8 +475,8 @@ def test_clusters_add_up_where_blocks_can_share() -> None:
     clusters = WgmmaBackward(br=128, dq_path="cluster", cluster=4)
     with pytest.raises(Illegal, match="dq_path=cluster: of one block there is no cluster"):
         render(replace(clusters, cluster=1), wide, H200)
-    with pytest.raises(Illegal, match="cluster=2: with dq_path=bulk none"):
-        render(replace(clusters, dq_path="bulk", cluster=2), wide, H200)
+    with pytest.raises(Illegal, match="cluster=2: rows are copied to all its blocks where these make all"):
+        render(replace(clusters, dq_path="launch", cluster=2), wide, H200)
     with pytest.raises(Illegal, match="heads=2: with dq_path=launch a block takes a tile of keys"):
         render(WgmmaBackward(heads=2), wide, H200)
     with pytest.raises(Illegal, match="sum_stages=1: with dq_path=launch blocks send each other nothing"):

@@ -21,7 +21,7 @@
 //   k_stages = 2               tiles of keys in shared memory
 //   v_stages = 2               tiles of values in shared memory
 //   order = by_head            blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
-//   cluster = 2                blocks that send each other queries' gradients
+//   cluster = 2                blocks that send each other queries' gradients, or get the same rows by one copy
 //   sum_stages = 1             tiles of these in shared memory, on their way
 //   heads = 2                  heads of keys that a cluster takes one after the other
 

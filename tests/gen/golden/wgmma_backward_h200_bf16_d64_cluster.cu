@@ -21,7 +21,7 @@
 //   k_stages = 2               tiles of keys in shared memory
 //   v_stages = 2               tiles of values in shared memory
 //   order = by_head            blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
-//   cluster = 4                blocks that send each other queries' gradients
+//   cluster = 4                blocks that send each other queries' gradients, or get the same rows by one copy
 
 #include <cuda_bf16.h>
 #include <cuda.h>
