@@ -70,6 +70,9 @@ SECTION_PACE = 1.03
 #: How much longer than what is counted a tile takes whose sums blocks of a cluster send each other, in step:
 #: of 28 kernels of an H200, at 512 and 2048 rows.
 CLUSTER_PACE = 1.65
+#: And one whose rows they copy to each other. No card has timed it: as much as keeps what has been timed in
+#: front, for it brings less from L2 by count, and waits more.
+COPIES_PACE = 1.05
 #: Products of two numbers in parts, and a lane's instructions to split one: its share of a key's largest,
 #: times the inverse of a unit, rounded, what that leaves, rounded.
 PRODUCTS_OF_PARTS, ALU_PER_SPLIT = 3, 5.0
@@ -184,6 +187,8 @@ def _pace(variant: WgmmaBackward, problem: Problem) -> float:
     pace = BULK_PACE if variant.dq_path == BULK and problem.head_dim % CHUNK else 1.0
     if variant.order == BY_SECTION and problem.scores.all_rows_alike:
         pace *= SECTION_PACE
+    if variant.shares_copies:
+        pace *= COPIES_PACE
     return pace * (WEIGHTS_FIRST_PACE if variant.schedule == WEIGHTS_FIRST else 1.0)
 
 
