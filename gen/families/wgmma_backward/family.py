@@ -29,9 +29,9 @@ Gradients leave by the copy engine wherever shared memory has room for them by t
 query rows once a block has done with them, of sums on their way to memory, or of what a block hands on,
 behind which consumers go on with the next tile of keys at once.
 
-Neighbouring keys have the same rows pass by. Blocks of a ``cluster`` that take turns in a fixed order may each
-copy a part of every tile to all of them, which divides what they ask of L2; none gives a stage up before all
-have read it.
+Neighbouring keys have the same rows pass by. Blocks of a ``cluster`` that take turns in a fixed order may
+each copy a part of every tile to all of them, which divides what they ask of L2; a stage is brought anew once
+all have read it.
 
 Head dims whose sums are more than a thread's registers are made ``apart``: of the same keys one warpgroup
 makes weights and dv, another the gradients of scores and dk, to which weights come through shared memory;
