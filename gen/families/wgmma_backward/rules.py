@@ -361,7 +361,8 @@ class RuledParameters(RulesOfParts):
     @rule("combination", after="sums")
     def _clusters_take_fixed_turns(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if self.shares_copies and self.turns != FIXED:
-            return f"cluster={self.cluster}: with turns={self.turns} its blocks may take keys that lie apart"
+            told = f"cluster={self.cluster}: with turns={self.turns} its blocks may take keys that lie apart"
+            return f"{told}; turns={FIXED} has them take neighbouring ones"
         return None
 
     def _columns_beyond(self, problem: Problem, given: int) -> int:
