@@ -32,6 +32,8 @@ SAME_MACHINE_CODE: Mapping[str, tuple[str, ...]] = {
     # Before the samples had keys split over a workspace, and packed sequences and pages; the last: e4m3.
     "mma": ("3aaa0a2c55812199", "8e9a04fc6fa7869d"),
     "simt": ("9f5fd2bcb0fed7a5", "c10723c171fdbb23"),
+    # Before packed rows were counted only where somebody asks how many there are.
+    "wgmma": ("351ccfe8a0f28322",),
     # Before the sample had packed sequences, clusters, late meetings; the last: last turns that are shared
     # and blocks of keys beside the last ones of query rows.
     "wgmma-backward": ("8c71992ab6b09926", "4c9ec8828285879c", "ce73647c39f747e5", "f0e318aeff78bcbb"),

@@ -455,7 +455,7 @@ struct Tile {
       : head(kv_head * (args.num_q_heads / args.num_kv_heads)), batch(batch) {
     first_row = q_tile * kClusterRows + blockIdx.x % kCluster * kBr;
     // The query heads that share a head of keys fill the rows of tiles together.
-    const int group = args.num_q_heads / args.num_kv_heads, num_rows = args.seqlen_q * group;
+    const int group = args.num_q_heads / args.num_kv_heads;
     int end_key = args.seqlen_k;
     const int last_position = ((q_tile + 1) * kClusterRows - 1) / group;
     if (kCausal) end_key = max(0, min(end_key, last_position + args.seqlen_k - args.seqlen_q + 1));
@@ -863,7 +863,6 @@ __device__ __forceinline__ void consume_tile(
     PipelineState<kKStages>& k_pipe, PipelineState<kVStages>& v_pipe) {
   const int warp = threadIdx.x % kWarpgroup / 32, lane = threadIdx.x % 32;
   const unsigned thread = threadIdx.x % kWarpgroup;
-  const bool leader = thread == 0;
   const int first_row = tile.first_row + 64 * consumer;
   const int row = first_row + 16 * warp + lane / 4;  // and row + 8
   // The query heads that share a head of keys fill the rows of tiles together.
@@ -1130,4 +1129,4 @@ extern "C" int attention_bf16_d128_paged16(const AttentionArgs* args, cudaStream
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 8, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 64, "seqlen_k": 16384, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto", "page_size": 16}, "family": "wgmma", "variant": {"pack_heads": true, "br": 128, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 128, "persistent": false, "last_turn": "whole", "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "powers": "rounded", "score_type": "f32", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 4, "k_stages": 3, "v_stages": 3, "summed_columns": 0, "schedule": "overlapped", "q_in_registers": true, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 16, "min_blocks": 1, "cluster_over": "rows", "cluster": 2, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_paged16", "launches": [{"threads": 384, "smem_bytes": 230400, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "k", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 2, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "d9eb6ee7fd9ebbbc", "figures": [1902, 1166]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 8, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 64, "seqlen_k": 16384, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto", "page_size": 16}, "family": "wgmma", "variant": {"pack_heads": true, "br": 128, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 128, "persistent": false, "last_turn": "whole", "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "powers": "rounded", "score_type": "f32", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 4, "k_stages": 3, "v_stages": 3, "summed_columns": 0, "schedule": "overlapped", "q_in_registers": true, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 16, "min_blocks": 1, "cluster_over": "rows", "cluster": 2, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_paged16", "launches": [{"threads": 384, "smem_bytes": 230400, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "k", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 2, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "4c6790d2eeba183f", "figures": [1902, 1166]}

@@ -430,7 +430,7 @@ struct Tile {
       : head(kv_head * (args.num_q_heads / args.num_kv_heads)), batch(batch) {
     first_row = q_tile * kClusterRows + blockIdx.x % kCluster * kBr;
     // The query heads that share a head of keys fill the rows of tiles together.
-    const int group = args.num_q_heads / args.num_kv_heads, num_rows = args.seqlen_q * group;
+    const int group = args.num_q_heads / args.num_kv_heads;
     int end_key = args.seqlen_k;
     const int last_position = ((q_tile + 1) * kClusterRows - 1) / group;
     if (kCausal) end_key = max(0, min(end_key, last_position + args.seqlen_k - args.seqlen_q + 1));
@@ -852,7 +852,6 @@ __device__ __forceinline__ void consume_tile(
     PipelineState<kKStages>& k_pipe, PipelineState<kVStages>& v_pipe) {
   const int warp = threadIdx.x % kWarpgroup / 32, lane = threadIdx.x % 32;
   const unsigned thread = threadIdx.x % kWarpgroup;
-  const bool leader = thread == 0;
   const int first_row = tile.first_row + 64 * consumer;
   const int row = first_row + 16 * warp + lane / 4;  // and row + 8
   // The query heads that share a head of keys fill the rows of tiles together.
