@@ -112,17 +112,19 @@ class Scores:
     def is_plain(self) -> bool:
         """Whether nothing but flagged bounds limits rows, and nothing changes scores."""
         others = self.buffers or self.scalars or self.change or self.sinks
-        return self.only_flags_limit_rows and not others
+        return not others and self.only_flags_limit_rows
 
     @property
     def only_flags_limit_rows(self) -> bool:
         """Whether rows see all keys before bounds that flags set and that read nothing, as that of a causal
         mask."""
+        if self.begins or self.predicate or any(not each.flag for each in self.ends[1:]):
+            return False
+        if not (self.buffers or self.scalars):  # asked for often: then there is nothing to read
+            return True
         keys = [each.key for each in self.ends[1:]]
         named = {name for key in keys for name in key.names()}
-        reads = loads_of(*keys) or named & {each.name for each in self.scalars}
-        limited = self.begins or self.predicate or any(not each.flag for each in self.ends[1:])
-        return not (limited or reads)
+        return not (loads_of(*keys) or named & {each.name for each in self.scalars})
 
     @property
     def needs_lists(self) -> bool:

@@ -63,10 +63,10 @@ def candidates(
         for each in _tuned(problem, families, errors)
         if not repeating or makes_same_bits(each.variant, problem, limits)
     ]
-    if not any(each.exact and each.record is not None and not each.record.predicted for each in found):
+    has_own = any(each.exact and each.record is not None and not each.record.predicted for each in found)
+    if not has_own:
         found += _untuned(problem, families, errors, found, repeating)
     best = {each.variant: each for each in sorted(found, key=_tells, reverse=True)}
-    has_own = any(each.exact for each in found)
 
     def order(candidate: Candidate) -> tuple[bool, float]:
         exact = candidate.exact or (candidate.elsewhere and not has_own)

@@ -180,7 +180,7 @@ def _by_time(
 
     nearest = {kernel(each): each for each in sorted(known, key=away, reverse=True)}
     expected = {made: errors.expect(each, problem) for made, each in nearest.items()}
-    has_own = any(_is_for(each, problem, limits) for each in known)
+    has_own = any(_is_for(each, problem, limits) and not each.predicted for each in known)
 
     def rank(entry: Entry) -> tuple[Any, ...]:
         told = expected[kernel(entry)]

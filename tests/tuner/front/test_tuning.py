@@ -20,11 +20,10 @@ from flashgen.tuner.front.workshop import Workshop
 from flashgen.tuner.shelf import library
 
 from tests.support.emulated import needs_compiler
+from tests.support.tuned_kernels import H100, H200
 from tests.tuner.front.test_attention import CARD, arrays
 
 BF16_D128 = {"dtype": "bf16", "head_dim": 128}
-#: The folders of what was shipped for these cards.
-H100, H200 = "nvidia_h100_80gb_hbm3", "nvidia_h200"
 
 
 @pytest.fixture
@@ -111,8 +110,8 @@ def test_on_another_card_of_the_architecture_what_was_tuned_for_just_this_serves
 def test_what_was_shipped_for_the_card_serves_before_what_was_for_another(monkeypatch):
     monkeypatch.setattr(candidates, "_untuned", lambda *of: [])
     known = library.entries([library.shipped_folder()])
-    cards = {name: {each.kernel.problem for each in known if each.slug == name} for name in (H100, H200)}
-    both = cards[H100] & cards[H200]
+    there, here = ({each.kernel.problem for each in known if each.slug == card.slug} for card in (H100, H200))
+    both = there & here
     assert len(both) >= 7
     for problem in both:
         assert candidates.candidates(problem, preset("h200"), known)[0].exact, problem.name

@@ -100,6 +100,13 @@ def test_what_was_tuned_for_just_this_elsewhere_serves(faster):
     assert "tuned on another card of sm_90, NVIDIA H200" in match.how
 
 
+def test_what_was_only_predicted_for_the_card_leaves_what_was_measured_elsewhere_in_front():
+    exact, other = rivals(0.98 * CLEARLY)
+    predicted = measured(1.0, limits=H100, variant=LADDER(br=64), predicted=True)
+    match = choice.find([predicted, other, exact], ASKED, H100)
+    assert match is not None and match.entry == exact
+
+
 def test_what_is_clearly_faster_serves():
     exact, other = rivals(1.02 * CLEARLY)
     match = choice.find([other, exact], ASKED, H100)
