@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self, TypeVar
 from .handover.last_turn import clear_launch
 from .handover.plan import Plan
 from .handover.reach import LEFT_OUT, reach_launches, reach_regions
-from .handover.split_keys import combine_launch, workspace_of_splits
+from .handover.split_keys import a_warp_for_each_row, combine_launch, workspace_of_splits
 from .handover.workspace import Workspace
 from .launch import Launch
 from .layout import knows_page_size
@@ -247,8 +247,14 @@ class Variant:
             before.insert(0, problem.append.launch(main))
         if main.shares_turn:
             before.append(clear_launch(main))
-        behind = [combine_launch(main)] if main.workspace_splits > 1 else []
+        behind = (
+            [combine_launch(main, self.combine_threads(problem, main))] if main.workspace_splits > 1 else []
+        )
         return (*before, *self.launches_in_front(problem), main, *behind)
+
+    def combine_threads(self, problem: Problem, main: Launch) -> int:
+        """Returns the threads of a block that puts together what those of the main launch leave."""
+        return a_warp_for_each_row(main)
 
     def launches_in_front(self, problem: Problem) -> tuple[Launch, ...]:
         """Returns the launches, in their order, that leave in the workspace what the main one reads."""

@@ -24,14 +24,16 @@ MOST_SPLITS = 64
 PARTIAL_RESULTS = "partial_results"
 
 
-def combine_launch(main: Launch) -> Launch:
-    """Returns the launch that puts together what the blocks of ``main`` leave."""
-    return replace(main, threads=_combine_threads(main), smem_bytes=0, tensor_maps=(), role=COMBINE_ROLE)
+def combine_launch(main: Launch, threads: int) -> Launch:
+    """Returns the launch that puts together what the blocks of ``main`` leave, by blocks of so many
+    threads."""
+    return replace(main, threads=threads, smem_bytes=0, tensor_maps=(), role=COMBINE_ROLE)
 
 
-def _combine_threads(main: Launch) -> int:
-    """Threads of one of its blocks: a warp for each of the rows that it does, where the number of blocks that
-    do a tile's is known, as far as there may be so many."""
+def a_warp_for_each_row(main: Launch) -> int:
+    """Returns the threads of a block that puts together what the blocks of ``main`` leave where a warp does a
+    row: as many as it has rows where it is known how many blocks do a tile's, as far as there may be so
+    many."""
     least, most = COMBINE_WARPS
     rows = least if main.packed else -(-(main.rows_per_block or 1) // main.workspace_splits)
     return WARP * min(most, max(least, 1 << (rows - 1).bit_length()))

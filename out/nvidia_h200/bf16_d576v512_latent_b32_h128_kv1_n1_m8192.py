@@ -154,7 +154,7 @@ KERNELS: tuple[Tuned, ...] = (
         arch_suffix="a",
         workspace=(
             lambda batch, num_q_heads, num_kv_heads, seqlen_q: (
-                (seqlen_q * (num_q_heads // num_kv_heads) + 64 - 1) // 64 * num_kv_heads * batch * 2 * 33472
+                (seqlen_q * (num_q_heads // num_kv_heads) + 64 - 1) // 64 * num_kv_heads * batch * 2 * 32960
             ),
         ),
         source=SOURCE,
@@ -163,7 +163,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = LatentKeys(KERNELS, operator="attention_bf16_d576v512_latent_e7819a33")
+_bound = LatentKeys(KERNELS, operator="attention_bf16_d576v512_latent_35c55d21")
 attention_latent, explain, use = _bound.attention_latent, _bound.explain, _bound.use
 register_torch = _bound.register_torch
 

@@ -85,12 +85,15 @@ constexpr int kConsumersBarrier = 1;  // of both consumers
 constexpr int kWeightsBarrier = 2;  // tells, by consumer, the other one that its weights are there
 
 constexpr unsigned kChunkBytes = kBc * kChunk * sizeof(Element);
-constexpr int kPartialStride = kDv + 8;  // of outputs before their division, as floats
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 
 using Chunk = Element[64 * kChunk];  // of 64 rows of Q, or keys
+// Outputs before their division, as threads of the consumers hold them: of eight neighbouring columns a thread's two,
+// of row g and then of row g + 8 of its warp's sixteen.
+using Outputs = float4[2][kHalf / 8][kWarpgroup];
+
 struct SharedStorage {
   alignas(1024) Chunk q[kDChunks];
   alignas(1024) Chunk k[2][kDChunks];  // a tile of each consumer
@@ -98,13 +101,14 @@ struct SharedStorage {
   // Of a tile, chunks are full once their bytes have arrived. Those of each half of values are empty once the consumer
   // that has its outputs has done with them; the rest as soon as the tile's scores are there.
   Barrier full[2][kArrivals], half_empty[2][2], rest_empty[2];
+  Barrier queries;  // there once Q is
   float row_max[kBr];  // running maxima, as of the last tile that a consumer weighed
 };
 
-// What some of the keys make of the block's rows: outputs before their division, sums by both consumers, maxima.
+// What some of the keys make of the block's rows: outputs, sums by both consumers, maxima.
 struct PartialResult {
-  alignas(16) float o[kBr * kPartialStride];
-  float row_sum[kBr][2];
+  Outputs o;
+  float row_sum[2][kBr];
   float row_max[kBr];
 };
 static_assert(sizeof(SharedStorage) == 230400, "the size that pruning counted on");
@@ -616,27 +620,26 @@ __device__ __forceinline__ void recompute_row(
 // Brings a block's rows of Q to shared memory, swizzled as products read them; what is not there becomes zeros. Maxima
 // are taken of raw scores: a negative scale turns Q's sign instead.
 __device__ __forceinline__ void load_queries(const AttentionArgs& args, Chunk* q, const Tile& tile, int thread) {
-  constexpr int kLanes = kConsumerThreads / kBr;  // with the same row
-  constexpr int kOwn = kDChunks * kChunk / kVec / kLanes;  // pieces of it, 16 bytes each, of a thread
-  const int row = thread / kLanes, packed_row = tile.first_row + row;
-  const Element* source = args.q + tile.batch * args.q_stride_batch + tile.head * args.q_stride_head +
-                          packed_row / tile.group * args.q_stride_row + packed_row % tile.group * args.q_stride_head;
+  constexpr int kPieces = kDChunks * kChunk / kVec;  // of a row, 16 bytes each
+  constexpr int kOwn = kBr * kPieces / kConsumerThreads;  // of a thread: neighbours have neighbouring ones
   const unsigned signs = args.scale < 0.0f ? 0x80008000u : 0u;
-  // Neighbouring rows take pieces of different banks.
-  const auto piece_of = [&](int i) { return (i ^ row % 2) * kLanes + thread % kLanes; };
+  const Element* const first = args.q + tile.batch * args.q_stride_batch + tile.head * args.q_stride_head;
   // All are asked for before any is there: keys are on their way, too, and behind these each answer takes long.
   uint4 values[kOwn];
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
-    const int column = piece_of(i) * kVec;
+    const int piece = i * kConsumerThreads + thread, column = piece % kPieces * kVec;
+    const int packed_row = tile.first_row + piece / kPieces;
+    const Element* const source =
+        first + packed_row / tile.group * args.q_stride_row + packed_row % tile.group * args.q_stride_head + column;
     values[i] = make_uint4(0, 0, 0, 0);
-    if (packed_row < tile.num_rows && column < kD) values[i] = *reinterpret_cast<const uint4*>(source + column);
+    if (packed_row < tile.num_rows && column < kD) values[i] = *reinterpret_cast<const uint4*>(source);
   }
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
-    const int piece = piece_of(i);
+    const int piece = i * kConsumerThreads + thread, row = piece / kPieces, of_row = piece % kPieces;
     const uint4 value = values[i];
-    *reinterpret_cast<uint4*>(q[piece / 8] + row * kChunk + (piece % 8 ^ row % 8) * kVec) =
+    *reinterpret_cast<uint4*>(q[of_row / 8] + row * kChunk + (of_row % 8 ^ row % 8) * kVec) =
         make_uint4(value.x ^ signs, value.y ^ signs, value.z ^ signs, value.w ^ signs);
   }
 }
@@ -653,6 +656,8 @@ __device__ __forceinline__ void produce_keys(
   for (int i = 0; i < tile.num_tiles(); ++i) {
     const int stage = i % 2, first_key = (tile.last_tile - 1 - i) * kBc;
     const unsigned before = (i / 2 + 1) % 2;  // the parity of what was there
+    // Memory is busy with what came first: Q and one tile are enough to begin with.
+    if (i == 1) barrier_wait(&smem.queries, 0);
 #pragma unroll 1
     for (int place = 0; place < kDChunks; ++place) {
       Barrier* const full = &smem.full[stage][place / kBoxes];
@@ -760,7 +765,7 @@ __device__ __forceinline__ void walk_of_second(
   }
 }
 
-static_assert(sizeof(PartialResult) == 4 * 33472, "the size that the workspace is counted by");
+static_assert(sizeof(PartialResult) == 4 * 32960, "the size that the workspace is counted by");
 
 // Neighbouring columns, moved by one access.
 template <int N>
@@ -773,27 +778,212 @@ __device__ __forceinline__ PartialResult& result_of(const AttentionArgs& args, i
   return reinterpret_cast<PartialResult*>(args.workspace)[block];
 }
 
-// Leaves what the block's keys make of its rows: each consumer its sums, and its half of the columns of outputs.
-__device__ __forceinline__ void leave(
-    const AttentionArgs& args, const Tile& tile, const SoftmaxState& softmax, const float (&o)[kHalf / 2]) {
+// Transposes four registers of four neighbouring lanes: lane c's register j goes to lane j's register c. So the pieces
+// of 4 bytes that a fragment is made of turn into accesses of 16 bytes.
+__device__ __forceinline__ void transpose_quad(unsigned (&r)[4]) {
+  const bool odd = threadIdx.x % 2, upper = threadIdx.x / 2 % 2;
+#pragma unroll
+  for (int j = 0; j < 4; j += 2) {
+    const unsigned received = __shfl_xor_sync(0xffffffffu, odd ? r[j] : r[j + 1], 1);
+    if (odd) {
+      r[j] = received;
+    } else {
+      r[j + 1] = received;
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const unsigned received = __shfl_xor_sync(0xffffffffu, upper ? r[j] : r[j + 2], 2);
+    if (upper) {
+      r[j] = received;
+    } else {
+      r[j + 2] = received;
+    }
+  }
+}
+
+// Where a packed row of outputs begins.
+__device__ __forceinline__ Element* output_row(const AttentionArgs& args, const Tile& tile, int packed_row) {
+  return args.o + tile.batch * args.o_stride_batch + (tile.head + packed_row % tile.group) * args.o_stride_head +
+         packed_row / tile.group * args.o_stride_row;
+}
+
+// A thread's two rows, all their keys being weighed.
+struct FinishedRows {
+  Element* target[2];  // null if there is no such row, or it cannot be trusted
+  float inverse[2];  // of the sums of weights
+  unsigned untrusted[2];  // by lane
+};
+
+// Of warps that have the same rows, one `writes_lse`.
+__device__ __forceinline__ FinishedRows finish_rows(
+    const AttentionArgs& args, const Tile& tile, int own_row, const float (&row_max)[2], const float (&row_sum)[2],
+    bool writes_lse) {
+  FinishedRows rows;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int packed_row = tile.first_row + own_row + 8 * h;
+    const bool inside = packed_row < tile.num_rows, keeps = trusted(row_max[h], row_sum[h]);
+    rows.target[h] = inside && keeps ? output_row(args, tile, packed_row) : nullptr;
+    rows.inverse[h] = keeps ? 1.0f / row_sum[h] : 0.0f;
+    rows.untrusted[h] = __ballot_sync(0xffffffffu, inside && !keeps);
+    if (inside && keeps && writes_lse && args.lse != nullptr && threadIdx.x % 4 == 0) {
+      const long long head = 1LL * tile.batch * args.num_q_heads + tile.head + packed_row % tile.group;
+      args.lse[head * args.seqlen_q + packed_row / tile.group] = (row_max[h] + log2f(row_sum[h])) * kLn2;
+    }
+  }
+  return rows;
+}
+
+// Divides and writes 32 neighbouring columns of a thread's rows, of which it has two of every eight. Lanes of a row
+// exchange theirs, so that each writes eight neighbouring ones.
+__device__ __forceinline__ void write_columns(const FinishedRows& rows, const float (&sums)[16], int column) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    unsigned pieces[4];
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      pieces[t] = pack(sums[4 * t + 2 * h] * rows.inverse[h], sums[4 * t + 2 * h + 1] * rows.inverse[h]);
+    }
+    transpose_quad(pieces);
+    if (rows.target[h] == nullptr) continue;
+    *reinterpret_cast<uint4*>(rows.target[h] + column + threadIdx.x % 4 * 8) =
+        make_uint4(pieces[0], pieces[1], pieces[2], pieces[3]);
+  }
+}
+
+// Computes again what cannot be trusted of a warp's sixteen rows, of which it does every `sharers`-th from `own` on.
+__device__ __forceinline__ void recompute_rows(
+    const AttentionArgs& args, const Tile& tile, const FinishedRows& rows, int first_row, int own, int sharers) {
+  if ((rows.untrusted[0] | rows.untrusted[1]) == 0) return;
+#pragma unroll 1
+  for (int i = own; i < 16; i += sharers) {
+    if (((i < 8 ? rows.untrusted[0] : rows.untrusted[1]) >> i % 8 * 4 & 1) == 0) continue;
+    const int packed_row = tile.first_row + first_row + i;
+    Element* const target = output_row(args, tile, packed_row);
+    recompute_row(args, tile.batch, tile.head + packed_row % tile.group, packed_row / tile.group,
+                  [&](int x, float value) { target[x] = __float2bfloat16_rn(value); });
+  }
+}
+
+// What a block's keys make of a row: the maximum, and the sum of both consumers' weights.
+struct RowNumbers {
+  float max, sum;
+};
+
+__device__ __forceinline__ RowNumbers numbers_of(const PartialResult* left, int block, int row) {
+  return {left[block].row_max[row], left[block].row_sum[0][row] + left[block].row_sum[1][row]};
+}
+
+// What they make of eight columns.
+__device__ __forceinline__ float4 outputs_of(
+    const PartialResult* left, int block, int consumer, int eight, int thread) {
+  return left[block].o[consumer][eight][thread];
+}
+
+constexpr int kParts = 512 / kConsumerThreads;  // that a block does of its columns
+constexpr int kShares = kSplits * kParts;  // of the columns of consumers, by block and part
+
+// Puts together what the blocks with the same rows have left, in the order of their keys: always the same bits. Does
+// every kShares-th 32 of the columns of consumers, whose `thread` has them, from `share` on.
+__device__ __forceinline__ void put_together(
+    const AttentionArgs& args, const Tile& tile, const PartialResult* left, int thread, int share) {
+  constexpr int kGroups = kHalf / 32;  // of four times eight columns
+  // What is under way together, as far as there are registers: blocks' outputs, and groups of a share.
+  constexpr int kAtOnce = kSplits > 8 ? 1 : kSplits < 4 ? kSplits : 4;
+  constexpr int kOwnGroups = (kGroups + kShares - 1) / kShares, kMost = 4 / kAtOnce;
+  constexpr int kTogether = kOwnGroups < kMost ? kOwnGroups : kMost;
+  const int consumer = thread / kWarpgroup, first_row = thread % kWarpgroup / 32 * 16, lane = thread % 32;
+  const int own_row = first_row + lane / 4;
+  float4 outputs[kTogether][kAtOnce][4];
+  const auto bring = [&](float4 (&its)[kAtOnce][4], int group, int first) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+#pragma unroll
+      for (int t = 0; t < 4; ++t) {
+        if (group < kGroups && first + i < kSplits) {
+          its[i][t] = outputs_of(left, first + i, consumer, group * 4 + t, thread % kWarpgroup);
+        }
+      }
+    }
+  };
+  const auto bring_together = [&](int first_group) {
+#pragma unroll
+    for (int g = 0; g < kTogether; ++g) bring(outputs[g], first_group + g * kShares, 0);
+  };
+  bring_together(share);  // while weights are found
+  float weights[kSplits][2], row_max[2], row_sum[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float sums[kSplits];
+    row_max[h] = -kInfinity;
+#pragma unroll
+    for (int i = 0; i < kSplits; ++i) {
+      const RowNumbers numbers = numbers_of(left, i, own_row + 8 * h);
+      weights[i][h] = numbers.max;
+      sums[i] = numbers.sum;
+      row_max[h] = fmaxf(row_max[h], numbers.max);
+    }
+    const float base = row_max[h] == -kInfinity ? 0.0f : row_max[h];
+    row_sum[h] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kSplits; ++i) {
+      weights[i][h] = exp2f(weights[i][h] - base);
+      row_sum[h] = fmaf(weights[i][h], sums[i], row_sum[h]);
+    }
+  }
+  const FinishedRows rows = finish_rows(args, tile, own_row, row_max, row_sum, share == 0 && consumer == 0);
+#pragma unroll 1
+  for (int first_group = share; first_group < kGroups; first_group += kTogether * kShares) {
+    if (first_group != share) bring_together(first_group);
+#pragma unroll
+    for (int g = 0; g < kTogether; ++g) {
+      const int group = first_group + g * kShares;
+      if (group >= kGroups) break;
+      float sums[16] = {};
+#pragma unroll
+      for (int n = 0; n < kSplits; n += kAtOnce) {
+        if (n > 0) bring(outputs[g], group, n);
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          if (n + i >= kSplits) break;
+#pragma unroll
+          for (int t = 0; t < 4; ++t) {
+            const float4 its = outputs[g][i][t];
+            sums[4 * t] = fmaf(weights[n + i][0], its.x, sums[4 * t]);
+            sums[4 * t + 1] = fmaf(weights[n + i][0], its.y, sums[4 * t + 1]);
+            sums[4 * t + 2] = fmaf(weights[n + i][1], its.z, sums[4 * t + 2]);
+            sums[4 * t + 3] = fmaf(weights[n + i][1], its.w, sums[4 * t + 3]);
+          }
+        }
+      }
+      write_columns(rows, sums, consumer * kHalf + group * 32);
+    }
+  }
+  recompute_rows(args, tile, rows, first_row, share * 2 + consumer, kShares * 2);
+}
+
+// Leaves what the block's keys make of its rows, but for warps that have none.
+__device__ __forceinline__ void finish(
+    const AttentionArgs& args, SharedStorage& smem, const Tile& tile, const SoftmaxState& softmax,
+    const float (&o)[kHalf / 2]) {
   const int thread = int(threadIdx.x) - kWarpgroup, consumer = thread / kWarpgroup, lane = thread % 32;
-  const int own_row = thread % kWarpgroup / 32 * 16 + lane / 4, num_rows = tile.num_rows - tile.first_row;
+  const int first_row = thread % kWarpgroup / 32 * 16, own_row = first_row + lane / 4;
+  if (tile.first_row + first_row >= tile.num_rows) return;
   PartialResult& partial = result_of(args, int(blockIdx.x));
+#pragma unroll
+  for (int t = 0; t < kHalf / 8; ++t) {
+    partial.o[consumer][t][thread % kWarpgroup] =
+        make_float4(o[4 * t], o[4 * t + 1], o[4 * t + 2], o[4 * t + 3]);
+  }
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     float row_sum = softmax.sum[h];
     row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
     row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
-    const int row = own_row + 8 * h;
-    if (row >= num_rows) continue;
     if (lane % 4 == 0) {
-      partial.row_sum[row][consumer] = row_sum;
-      if (consumer == 0) partial.row_max[row] = softmax.max[h];  // which is the other one's, too
-    }
-    float* const target = partial.o + row * kPartialStride + consumer * kHalf + lane % 4 * 2;
-#pragma unroll
-    for (int t = 0; t < kHalf / 8; ++t) {
-      *reinterpret_cast<float2*>(target + t * 8) = make_float2(o[4 * t + 2 * h], o[4 * t + 2 * h + 1]);
+      partial.row_sum[consumer][own_row + 8 * h] = row_sum;
+      if (consumer == 0) partial.row_max[own_row + 8 * h] = softmax.max[h];  // which is the other one's, too
     }
   }
 }
@@ -811,6 +1001,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       for (int half = 0; half < 2; ++half) barrier_init(&smem.half_empty[stage][half], 1);
       barrier_init(&smem.rest_empty[stage], 1);
     }
+    barrier_init(&smem.queries, 1);
     fence_barrier_init();
   }
   __syncthreads();
@@ -847,6 +1038,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     load_queries(args, smem.q, tile, thread);
     fence_proxy_async();
     named_barrier_sync(kConsumersBarrier, kConsumerThreads);
+    if (thread == 0) barrier_arrive(&smem.queries);
     float o[kHalf / 2];
 #pragma unroll
     for (int i = 0; i < kHalf / 2; ++i) o[i] = 0.0f;
@@ -856,21 +1048,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     } else {
       walk_of_second(args, smem, tile, softmax, o);
     }
-    leave(args, tile, softmax, o);
+    finish(args, smem, tile, softmax, o);
   }
 }
 
-// Puts together what the blocks of each tile have left of its rows, in the order of their keys: always the same bits.
-// A warp does a row, of which the tile's blocks take turns.
-extern "C" __global__ void __launch_bounds__(512)
-    attention_bf16_d576v512_latent_combine(const AttentionArgs args) {
-  constexpr int kWidth = 4;  // columns at once
-  constexpr int kHeld = (kSplits + 31) / 32;  // results that a lane weighs
-  constexpr int kAtOnce = 4;  // results whose columns are under way together
-  // Neighbouring blocks have the same rows, and each a range of their keys.
-  const int block = int(blockIdx.x) / kSplits, split = int(blockIdx.x) % kSplits;
+// Puts together what the blocks of each tile have left of its rows: each does a share of the columns, by parts.
+extern "C" __global__ void __launch_bounds__(512) attention_bf16_d576v512_latent_combine(const AttentionArgs args) {
+  // The query heads that share a head of keys fill the rows of one tile.
   const int group = args.num_q_heads / args.num_kv_heads;
   const int num_rows = args.seqlen_q * group;
+  // Neighbouring blocks have the same rows, and each a range of their keys.
+  const int block = int(blockIdx.x) / kSplits, split = int(blockIdx.x) % kSplits;
   const int q_tiles = (num_rows + kBr - 1) / kBr;
   // Blocks of one head are neighbours, so that they share its K and V in L2; under a causal mask the longest of
   // them go first.
@@ -880,75 +1068,11 @@ extern "C" __global__ void __launch_bounds__(512)
   const int batch = block / q_tiles / args.num_kv_heads;
   const int head = kv_head * group;  // the first of those packed
 
-  const int first_row = q_tile * kBr, end_row = min(kBr, num_rows - first_row);
-  if (split >= end_row) return;  // other blocks of the tile have a row each
+  Tile tile{q_tile * kBr, num_rows, group, head, kv_head, batch, 0, 0};
+  const int thread = int(threadIdx.x) % kConsumerThreads, part = int(threadIdx.x) / kConsumerThreads;
   wait_for_earlier_launches();
-  const PartialResult* const results = &result_of(args, int(blockIdx.x) - split);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  for (int row = warp * kSplits + split; row < end_row; row += 16 * kSplits) {
-    Columns<kWidth> columns[kAtOnce];
-    const auto bring = [&](int first, int n) {
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const float* const its_row = results[n + i].o + row * kPartialStride;
-        const int x = min(first + lane * kWidth, kDv - kWidth);
-        columns[i] = *reinterpret_cast<const Columns<kWidth>*>(its_row + x);
-      }
-    };
-    bring(0, 0);  // while weights are found
-    float weights[kHeld], sums[kHeld], row_max = -kInfinity, row_sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      const bool inside = lane + 32 * i < kSplits;
-      const PartialResult& its = results[inside ? lane + 32 * i : 0];
-      weights[i] = inside ? its.row_max[row] : -kInfinity;
-      sums[i] = inside ? its.row_sum[row][0] + its.row_sum[row][1] : 0.0f;
-      row_max = fmaxf(row_max, weights[i]);
-    }
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) {
-      row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffffu, row_max, distance));
-    }
-    const float base = row_max == -kInfinity ? 0.0f : row_max;
-#pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      weights[i] = exp2f(weights[i] - base);
-      row_sum = fmaf(weights[i], sums[i], row_sum);
-    }
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) row_sum += __shfl_xor_sync(0xffffffffu, row_sum, distance);
-    const int its_head = head + (first_row + row) % group, position = (first_row + row) / group;
-    __nv_bfloat16* const o =
-        args.o + batch * args.o_stride_batch + its_head * args.o_stride_head + position * args.o_stride_row;
-    const bool keeps = trusted(row_max, row_sum);
-    const float inverse = 1.0f / row_sum;
-    if (args.lse != nullptr && lane == 0 && keeps) {
-      float* const lse = args.lse + (1LL * batch * args.num_q_heads + its_head) * args.seqlen_q;
-      lse[position] = (row_max + log2f(row_sum)) * kLn2;
-    }
-    for (int first = 0; first < kDv; first += 32 * kWidth) {
-      const int x = first + lane * kWidth;
-      float outputs[kWidth] = {};
-#pragma unroll
-      for (int n = 0; n < kSplits; n += kAtOnce) {
-        if (first + n > 0) bring(first, n);
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          const float weight = __shfl_sync(0xffffffffu, weights[(n + i) / 32], (n + i) % 32);
-#pragma unroll
-          for (int j = 0; j < kWidth; ++j) outputs[j] = fmaf(weight, columns[i].at[j], outputs[j]);
-        }
-      }
-      if (x >= kDv || !keeps) continue;
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) outputs[j] *= inverse;
-      __nv_bfloat16* const target = o + x;
-      *reinterpret_cast<uint2*>(target) = make_uint2(pack(outputs[0], outputs[1]), pack(outputs[2], outputs[3]));
-    }
-    if (!keeps) {
-      recompute_row(args, batch, its_head, position, [&](int x, float value) { o[x] = __float2bfloat16_rn(value); });
-    }
-  }
+  if (tile.first_row + thread % kWarpgroup / 32 * 16 >= num_rows) return;  // there are no such rows
+  put_together(args, tile, &result_of(args, int(blockIdx.x) - split), thread, split * kParts + part);
 }
 
 #ifndef __CUDACC_RTC__
@@ -983,7 +1107,7 @@ extern "C" long long attention_bf16_d576v512_latent_workspace_bytes(const Attent
   const long long batch = args->batch, num_kv_heads = args->num_kv_heads;
   const long long num_q_heads = args->num_q_heads, seqlen_q = args->seqlen_q;
   return 4 * (((seqlen_q * (num_q_heads / num_kv_heads) + kBr - 1) / kBr *
-      num_kv_heads * batch * kSplits * 33472 + 63) / 64 * 64);
+      num_kv_heads * batch * kSplits * 32960 + 63) / 64 * 64);
 }
 
 // How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
@@ -1070,4 +1194,4 @@ extern "C" int attention_bf16_d576v512_latent(const AttentionArgs* args, cudaStr
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 64, "num_kv_heads": 1, "seqlen_q": 1, "seqlen_k": 8192, "head_dim": 576, "head_dim_v": 512, "causal": false, "precision": "auto", "latent": true}, "family": "latent", "variant": {"splits": 1, "workspace_splits": 4, "boxes": 3, "l2_ahead": 0}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d576v512_latent", "launches": [{"threads": 384, "smem_bytes": 230400, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [{"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "workspace_splits": 4}, {"threads": 512, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "combine", "workspace_splits": 4, "dependent": true}], "digest": "fc5f83e7b0d29d03", "figures": [769, 837]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 64, "num_kv_heads": 1, "seqlen_q": 1, "seqlen_k": 8192, "head_dim": 576, "head_dim_v": 512, "causal": false, "precision": "auto", "latent": true}, "family": "latent", "variant": {"splits": 1, "workspace_splits": 4, "boxes": 3, "l2_ahead": 0}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d576v512_latent", "launches": [{"threads": 384, "smem_bytes": 230400, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [{"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "workspace_splits": 4}, {"threads": 512, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "combine", "workspace_splits": 4, "dependent": true}], "digest": "379c0e97627e6594", "figures": [769, 837]}

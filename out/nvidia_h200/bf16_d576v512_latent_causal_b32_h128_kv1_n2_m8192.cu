@@ -82,28 +82,23 @@ constexpr int kConsumersBarrier = 1;  // of both consumers
 constexpr int kWeightsBarrier = 2;  // tells, by consumer, the other one that its weights are there
 
 constexpr unsigned kChunkBytes = kBc * kChunk * sizeof(Element);
-constexpr int kPartialStride = kDv + 8;  // of outputs before their division, as floats
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 
 using Chunk = Element[64 * kChunk];  // of 64 rows of Q, or keys
 struct SharedStorage {
-  // In the end, Q and keys make room for outputs before their division, kPartialStride apart.
   alignas(1024) Chunk q[kDChunks];
   alignas(1024) Chunk k[2][kDChunks];  // a tile of each consumer
   alignas(1024) Chunk p;  // one consumer's weights, for the other
   // Of a tile, chunks are full once their bytes have arrived. Those of each half of values are empty once the consumer
   // that has its outputs has done with them; the rest as soon as the tile's scores are there.
   Barrier full[2][kArrivals], half_empty[2][2], rest_empty[2];
+  Barrier queries;  // there once Q is
   float row_max[kBr];  // running maxima, as of the last tile that a consumer weighed
   float row_sum[2][kBr];  // sums of weights by consumer
-  float factors[kBr];  // of rows' outputs before their division
-  int untrusted[kBr];  // rows that are to be computed again
 };
-static_assert(kBr * kPartialStride * sizeof(float) <= sizeof(SharedStorage::q) + sizeof(SharedStorage::k),
-              "in the end there is room for outputs");
-static_assert(sizeof(SharedStorage) == 231424, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 230400, "the size that pruning counted on");
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
@@ -599,27 +594,26 @@ __device__ __forceinline__ void recompute_row(
 // Brings a block's rows of Q to shared memory, swizzled as products read them; what is not there becomes zeros. Maxima
 // are taken of raw scores: a negative scale turns Q's sign instead.
 __device__ __forceinline__ void load_queries(const AttentionArgs& args, Chunk* q, const Tile& tile, int thread) {
-  constexpr int kLanes = kConsumerThreads / kBr;  // with the same row
-  constexpr int kOwn = kDChunks * kChunk / kVec / kLanes;  // pieces of it, 16 bytes each, of a thread
-  const int row = thread / kLanes, packed_row = tile.first_row + row;
-  const Element* source = args.q + tile.batch * args.q_stride_batch + tile.head * args.q_stride_head +
-                          packed_row / tile.group * args.q_stride_row + packed_row % tile.group * args.q_stride_head;
+  constexpr int kPieces = kDChunks * kChunk / kVec;  // of a row, 16 bytes each
+  constexpr int kOwn = kBr * kPieces / kConsumerThreads;  // of a thread: neighbours have neighbouring ones
   const unsigned signs = args.scale < 0.0f ? 0x80008000u : 0u;
-  // Neighbouring rows take pieces of different banks.
-  const auto piece_of = [&](int i) { return (i ^ row % 2) * kLanes + thread % kLanes; };
+  const Element* const first = args.q + tile.batch * args.q_stride_batch + tile.head * args.q_stride_head;
   // All are asked for before any is there: keys are on their way, too, and behind these each answer takes long.
   uint4 values[kOwn];
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
-    const int column = piece_of(i) * kVec;
+    const int piece = i * kConsumerThreads + thread, column = piece % kPieces * kVec;
+    const int packed_row = tile.first_row + piece / kPieces;
+    const Element* const source =
+        first + packed_row / tile.group * args.q_stride_row + packed_row % tile.group * args.q_stride_head + column;
     values[i] = make_uint4(0, 0, 0, 0);
-    if (packed_row < tile.num_rows && column < kD) values[i] = *reinterpret_cast<const uint4*>(source + column);
+    if (packed_row < tile.num_rows && column < kD) values[i] = *reinterpret_cast<const uint4*>(source);
   }
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
-    const int piece = piece_of(i);
+    const int piece = i * kConsumerThreads + thread, row = piece / kPieces, of_row = piece % kPieces;
     const uint4 value = values[i];
-    *reinterpret_cast<uint4*>(q[piece / 8] + row * kChunk + (piece % 8 ^ row % 8) * kVec) =
+    *reinterpret_cast<uint4*>(q[of_row / 8] + row * kChunk + (of_row % 8 ^ row % 8) * kVec) =
         make_uint4(value.x ^ signs, value.y ^ signs, value.z ^ signs, value.w ^ signs);
   }
 }
@@ -636,6 +630,8 @@ __device__ __forceinline__ void produce_keys(
   for (int i = 0; i < tile.num_tiles(); ++i) {
     const int stage = i % 2, first_key = (tile.last_tile - 1 - i) * kBc;
     const unsigned before = (i / 2 + 1) % 2;  // the parity of what was there
+    // Memory is busy with what came first: Q and one tile are enough to begin with.
+    if (i == 1) barrier_wait(&smem.queries, 0);
 #pragma unroll 1
     for (int place = 0; place < kDChunks; ++place) {
       Barrier* const full = &smem.full[stage][place / kBoxes];
@@ -743,71 +739,119 @@ __device__ __forceinline__ void walk_of_second(
   }
 }
 
+// Transposes four registers of four neighbouring lanes: lane c's register j goes to lane j's register c. So the pieces
+// of 4 bytes that a fragment is made of turn into accesses of 16 bytes.
+__device__ __forceinline__ void transpose_quad(unsigned (&r)[4]) {
+  const bool odd = threadIdx.x % 2, upper = threadIdx.x / 2 % 2;
+#pragma unroll
+  for (int j = 0; j < 4; j += 2) {
+    const unsigned received = __shfl_xor_sync(0xffffffffu, odd ? r[j] : r[j + 1], 1);
+    if (odd) {
+      r[j] = received;
+    } else {
+      r[j + 1] = received;
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const unsigned received = __shfl_xor_sync(0xffffffffu, upper ? r[j] : r[j + 2], 2);
+    if (upper) {
+      r[j] = received;
+    } else {
+      r[j + 2] = received;
+    }
+  }
+}
+
 // Where a packed row of outputs begins.
 __device__ __forceinline__ Element* output_row(const AttentionArgs& args, const Tile& tile, int packed_row) {
   return args.o + tile.batch * args.o_stride_batch + (tile.head + packed_row % tile.group) * args.o_stride_head +
          packed_row / tile.group * args.o_stride_row;
 }
 
-// Divides what both consumers made by the rows' sums and writes it.
-__device__ __forceinline__ void put_together(
+// A thread's two rows, all their keys being weighed.
+struct FinishedRows {
+  Element* target[2];  // null if there is no such row, or it cannot be trusted
+  float inverse[2];  // of the sums of weights
+  unsigned untrusted[2];  // by lane
+};
+
+// Of warps that have the same rows, one `writes_lse`.
+__device__ __forceinline__ FinishedRows finish_rows(
+    const AttentionArgs& args, const Tile& tile, int own_row, const float (&row_max)[2], const float (&row_sum)[2],
+    bool writes_lse) {
+  FinishedRows rows;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int packed_row = tile.first_row + own_row + 8 * h;
+    const bool inside = packed_row < tile.num_rows, keeps = trusted(row_max[h], row_sum[h]);
+    rows.target[h] = inside && keeps ? output_row(args, tile, packed_row) : nullptr;
+    rows.inverse[h] = keeps ? 1.0f / row_sum[h] : 0.0f;
+    rows.untrusted[h] = __ballot_sync(0xffffffffu, inside && !keeps);
+    if (inside && keeps && writes_lse && args.lse != nullptr && threadIdx.x % 4 == 0) {
+      const long long head = 1LL * tile.batch * args.num_q_heads + tile.head + packed_row % tile.group;
+      args.lse[head * args.seqlen_q + packed_row / tile.group] = (row_max[h] + log2f(row_sum[h])) * kLn2;
+    }
+  }
+  return rows;
+}
+
+// Divides and writes 32 neighbouring columns of a thread's rows, of which it has two of every eight. Lanes of a row
+// exchange theirs, so that each writes eight neighbouring ones.
+__device__ __forceinline__ void write_columns(const FinishedRows& rows, const float (&sums)[16], int column) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    unsigned pieces[4];
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      pieces[t] = pack(sums[4 * t + 2 * h] * rows.inverse[h], sums[4 * t + 2 * h + 1] * rows.inverse[h]);
+    }
+    transpose_quad(pieces);
+    if (rows.target[h] == nullptr) continue;
+    *reinterpret_cast<uint4*>(rows.target[h] + column + threadIdx.x % 4 * 8) =
+        make_uint4(pieces[0], pieces[1], pieces[2], pieces[3]);
+  }
+}
+
+// Computes again what cannot be trusted of a warp's sixteen rows, of which it does every `sharers`-th from `own` on.
+__device__ __forceinline__ void recompute_rows(
+    const AttentionArgs& args, const Tile& tile, const FinishedRows& rows, int first_row, int own, int sharers) {
+  if ((rows.untrusted[0] | rows.untrusted[1]) == 0) return;
+#pragma unroll 1
+  for (int i = own; i < 16; i += sharers) {
+    if (((i < 8 ? rows.untrusted[0] : rows.untrusted[1]) >> i % 8 * 4 & 1) == 0) continue;
+    const int packed_row = tile.first_row + first_row + i;
+    Element* const target = output_row(args, tile, packed_row);
+    recompute_row(args, tile.batch, tile.head + packed_row % tile.group, packed_row / tile.group,
+                  [&](int x, float value) { target[x] = __float2bfloat16_rn(value); });
+  }
+}
+
+// Writes a block's rows.
+__device__ __forceinline__ void finish(
     const AttentionArgs& args, SharedStorage& smem, const Tile& tile, const SoftmaxState& softmax,
     const float (&o)[kHalf / 2]) {
   const int thread = int(threadIdx.x) - kWarpgroup, consumer = thread / kWarpgroup, lane = thread % 32;
-  const int own_row = thread % kWarpgroup / 32 * 16 + lane / 4;
-  float* const partial = reinterpret_cast<float*>(smem.q);
-  named_barrier_sync(kConsumersBarrier, kConsumerThreads);  // no product reads Q or keys any more
+  const int first_row = thread % kWarpgroup / 32 * 16, own_row = first_row + lane / 4;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     float row_sum = softmax.sum[h];
     row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
     row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
     if (lane % 4 == 0) smem.row_sum[consumer][own_row + 8 * h] = row_sum;
-    float* const target = partial + (own_row + 8 * h) * kPartialStride + consumer * kHalf + lane % 4 * 2;
-#pragma unroll
-    for (int t = 0; t < kHalf / 8; ++t) {
-      *reinterpret_cast<float2*>(target + t * 8) = make_float2(o[4 * t + 2 * h], o[4 * t + 2 * h + 1]);
-    }
   }
   named_barrier_sync(kConsumersBarrier, kConsumerThreads);
-
-  if (thread < kBr) {
-    const int row = thread, packed_row = tile.first_row + row;
-    const float row_max = smem.row_max[row], row_sum = smem.row_sum[0][row] + smem.row_sum[1][row];
-    const bool inside = packed_row < tile.num_rows, keeps = trusted(row_max, row_sum);
-    const float inverse = keeps ? 1.0f / row_sum : 0.0f;
-    smem.factors[thread] = inverse;
-    smem.untrusted[thread] = inside && !keeps;
-    if (inside && args.lse != nullptr) {
-      const long long head = 1LL * tile.batch * args.num_q_heads + tile.head + packed_row % tile.group;
-      args.lse[head * args.seqlen_q + packed_row / tile.group] = (row_max + log2f(row_sum)) * kLn2;
-    }
-  }
-  named_barrier_sync(kConsumersBarrier, kConsumerThreads);
-
-  constexpr int kPieces = kDv / 4;  // of a row
-#pragma unroll 2
-  for (int i = thread; i < kBr * kPieces; i += kConsumerThreads) {
-    const int row = i / kPieces, x = i % kPieces * 4, packed_row = tile.first_row + row;
-    if (packed_row >= tile.num_rows) break;
-    const float* const source = partial + row * kPartialStride + x;
-    float sums[4] = {};
-    const float factor = smem.factors[row];
+  const float row_sum[] = {smem.row_sum[0][own_row] + smem.row_sum[1][own_row],
+                           smem.row_sum[0][own_row + 8] + smem.row_sum[1][own_row + 8]};
+  const FinishedRows rows = finish_rows(args, tile, own_row, softmax.max, row_sum, consumer == 0);
 #pragma unroll
-    for (int e = 0; e < 4; ++e) sums[e] = factor * source[e];
-    *reinterpret_cast<uint2*>(output_row(args, tile, packed_row) + x) =
-        make_uint2(pack(sums[0], sums[1]), pack(sums[2], sums[3]));
+  for (int group = 0; group < kHalf / 32; ++group) {
+    float sums[16];
+#pragma unroll
+    for (int i = 0; i < 16; ++i) sums[i] = o[group * 16 + i];
+    write_columns(rows, sums, consumer * kHalf + group * 32);
   }
-  named_barrier_sync(kConsumersBarrier, kConsumerThreads);  // rows are written, and may be written anew
-
-#pragma unroll 1
-  for (int i = thread / 32; i < kBr; i += kConsumerThreads / 32) {
-    if (!smem.untrusted[i]) continue;
-    const int packed_row = tile.first_row + i;
-    Element* const target = output_row(args, tile, packed_row);
-    recompute_row(args, tile.batch, tile.head + packed_row % tile.group, packed_row / tile.group,
-                  [&](int x, float value) { target[x] = __float2bfloat16_rn(value); });
-  }
+  recompute_rows(args, tile, rows, first_row, consumer, 2);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
@@ -822,6 +866,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       for (int half = 0; half < 2; ++half) barrier_init(&smem.half_empty[stage][half], 1);
       barrier_init(&smem.rest_empty[stage], 1);
     }
+    barrier_init(&smem.queries, 1);
     fence_barrier_init();
   }
   __syncthreads();
@@ -855,6 +900,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     load_queries(args, smem.q, tile, thread);
     fence_proxy_async();
     named_barrier_sync(kConsumersBarrier, kConsumerThreads);
+    if (thread == 0) barrier_arrive(&smem.queries);
     float o[kHalf / 2];
 #pragma unroll
     for (int i = 0; i < kHalf / 2; ++i) o[i] = 0.0f;
@@ -864,7 +910,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     } else {
       walk_of_second(args, smem, tile, softmax, o);
     }
-    put_together(args, smem, tile, softmax, o);
+    finish(args, smem, tile, softmax, o);
   }
 }
 
@@ -935,4 +981,4 @@ extern "C" int attention_bf16_d576v512_latent(const AttentionArgs* args, cudaStr
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 128, "num_kv_heads": 1, "seqlen_q": 2, "seqlen_k": 8192, "head_dim": 576, "head_dim_v": 512, "causal": true, "precision": "auto", "latent": true}, "family": "latent", "variant": {"splits": 1, "workspace_splits": 1, "boxes": 1, "l2_ahead": 0}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d576v512_latent", "launches": [{"threads": 384, "smem_bytes": 231424, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [{"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "d79d6a046c0646c7", "figures": [678, 835]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 128, "num_kv_heads": 1, "seqlen_q": 2, "seqlen_k": 8192, "head_dim": 576, "head_dim_v": 512, "causal": true, "precision": "auto", "latent": true}, "family": "latent", "variant": {"splits": 1, "workspace_splits": 1, "boxes": 1, "l2_ahead": 0}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d576v512_latent", "launches": [{"threads": 384, "smem_bytes": 230400, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [{"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "a3e2e48114aedea4", "figures": [678, 835]}

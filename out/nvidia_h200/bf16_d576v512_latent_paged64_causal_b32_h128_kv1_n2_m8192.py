@@ -134,7 +134,7 @@ KERNELS: tuple[Tuned, ...] = (
                     (seqlen_q * (num_q_heads // num_kv_heads) + 64 - 1) // 64 * num_kv_heads * batch
                 ),
                 threads=384,
-                smem_bytes=231424,
+                smem_bytes=230400,
                 rows_per_block=64,
                 pack_heads=True,
                 maps=(
@@ -151,7 +151,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = LatentAttention(KERNELS, operator="attention_bf16_d576v512_latent_paged64_ba62ca68")
+_bound = LatentAttention(KERNELS, operator="attention_bf16_d576v512_latent_paged64_7faaa687")
 attention_latent, explain, use = _bound.attention_latent, _bound.explain, _bound.use
 register_torch = _bound.register_torch
 

@@ -28,8 +28,9 @@ from ...operation import LATENT
 from ...problem import Problem
 from ...serves import Serves
 from ..arithmetic import LAG
+from ..wgmma.parameters import GROUP
 from ..wgmma.registers import COPYING_REGISTERS, MAX_CONSUMER_REGISTERS
-from .parameters import BETWEEN_ROWS
+from .parameters import COLUMNS_TOGETHER, CONSUMERS, MOST_PARTS
 from .rules import RuledParameters
 from .shared_memory import bytes_of_storage, piece, rest_chunks
 
@@ -72,6 +73,13 @@ class Latent(RuledParameters):
             workspace_splits=self.workspace_splits,
         )
 
+    def combine_threads(self, problem: Problem, main: Launch) -> int:
+        """Returns the threads of consumers, whose columns those put together that have them, times the parts
+        of a block's columns."""
+        quarters = problem.head_dim_v // CONSUMERS // COLUMNS_TOGETHER
+        parts = max(1, min(MOST_PARTS, quarters // self.workspace_splits))
+        return GROUP * CONSUMERS * parts
+
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:
         return {
             # For what is shared with family wgmma.
@@ -82,7 +90,6 @@ class Latent(RuledParameters):
             "shares_keys": self.key_shares() > 1,
             "writes_rows": self.workspace_splits == 1,
             "partial_floats": self.partial_floats(problem),
-            "between_rows": BETWEEN_ROWS,
             "half": problem.head_dim_v // 2,
             "rest_chunks": rest_chunks(problem),
             "piece": piece(self, problem),

@@ -12,9 +12,9 @@ from ..wgmma.parameters import GROUP, GROUP_ROWS, SHARES
 #: Warpgroups that compute, beside the one that copies.
 CONSUMERS = 2
 
-#: Floats between rows of outputs before their division: eight banks, as a warp stores eight columns of four
-#: rows.
-BETWEEN_ROWS = 8
+#: Columns of outputs that threads put together at once, two of every eight each, and the most parts that a
+#: block does so in: more leave a thread too few registers.
+COLUMNS_TOGETHER, MOST_PARTS = 32, 2
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Parameters(Variant):
 
     def partial_floats(self, problem: Problem) -> int:
         """Returns the floats of a partial result: of each row outputs, both consumers' sums, the maximum."""
-        return self.br * (problem.head_dim_v + BETWEEN_ROWS + CONSUMERS + 1)
+        return self.br * (problem.head_dim_v + CONSUMERS + 1)
 
     def access_width(self, problem: Problem) -> int:
         """Returns as many elements as strides are multiples of, for the copy engine: 16 bytes."""

@@ -28,11 +28,8 @@ def bytes_of_storage(variant: Parameters, problem: Problem) -> int:
     d = chunks(problem.head_dim)
     tiles = CHUNK_BYTES * (variant.br * d + 2 * variant.bc * d + variant.br * chunks(variant.bc))
     arrivals = -(-d // variant.boxes)
-    barriers = 2 * (arrivals + CONSUMERS + (1 if rest_chunks(problem) else 0))
-    # Rows that are put together have sums, a mark, and a factor for each block.
-    own = -(-variant.br // variant.splits)
-    numbers = variant.br * ROW_NUMBERS + own * (variant.splits + 1)
-    if variant.workspace_splits > 1:
-        numbers = variant.br  # maxima alone
+    barriers = 2 * (arrivals + CONSUMERS + (1 if rest_chunks(problem) else 0)) + 1  # which is Q's
+    # Rows that a block or its cluster writes have sums beside their maxima.
+    numbers = variant.br * (ROW_NUMBERS if variant.workspace_splits == 1 else 1)
     whole = tiles + 4 * numbers + BARRIER_BYTES * barriers
     return -(-whole // ALIGNMENT) * ALIGNMENT

@@ -15,7 +15,7 @@ from flashgen.gen.families.mma.family import Mma
 from flashgen.gen.families.simt.family import Simt
 from flashgen.gen.families.wgmma.family import Wgmma
 from flashgen.gen.handover.plan import ITEM_INTS
-from flashgen.gen.handover.split_keys import combine_launch
+from flashgen.gen.handover.split_keys import a_warp_for_each_row, combine_launch
 from flashgen.gen.kernel import Kernel
 from flashgen.gen.launch import COMBINE_ROLE, Launch
 from flashgen.gen.limits import PRESETS
@@ -230,7 +230,7 @@ def test_results_are_put_together_by_a_warp_for_each_row_as_far_as_that_is_known
     rows: int, splits: int, packed: bool, warps: int
 ) -> None:
     main = Launch(384, 1024, rows, workspace_splits=splits, packed=packed)
-    combine = combine_launch(main)
+    combine = combine_launch(main, a_warp_for_each_row(main))
     assert combine.threads == 32 * warps and (combine.role, combine.smem_bytes) == (COMBINE_ROLE, 0)
 
 

@@ -83,29 +83,30 @@ constexpr long long kWayRound = 1LL << 34;
 
 constexpr int kPiece = 64;  // keys that are copied together: of one page, and of one tile
 constexpr int kPieces = kBc / kPiece;  // of a tile, each copied by a lane of the producer's warp
-constexpr int kOwnRows = (kBr + kSplits - 1) / kSplits;  // for which a block puts the outputs of all blocks together
-constexpr int kPartialStride = kDv + 8;  // of outputs before their division, as floats
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 
 using Chunk = Element[64 * kChunk];  // of 64 rows of Q, or keys
+// Outputs before their division, as threads of the consumers hold them: of eight neighbouring columns a thread's two,
+// of row g and then of row g + 8 of its warp's sixteen.
+using Outputs = float4[2][kHalf / 8][kWarpgroup];
+
 struct SharedStorage {
-  // In the end, Q and keys make room for outputs before their division, kPartialStride apart.
+  // In the end, Q and keys make room for outputs before their division.
   alignas(1024) Chunk q[kDChunks];
   alignas(1024) Chunk k[2][kDChunks];  // a tile of each consumer
   alignas(1024) Chunk p;  // one consumer's weights, for the other
   // Of a tile, chunks are full once their bytes have arrived. Those of each half of values are empty once the consumer
   // that has its outputs has done with them; the rest as soon as the tile's scores are there.
   Barrier full[2][kArrivals], half_empty[2][2], rest_empty[2];
+  Barrier queries;  // there once Q is
   float row_max[kBr];  // running maxima, as of the last tile that a consumer weighed
   float row_sum[2][kBr];  // sums of weights by consumer
-  float factors[kSplits * kOwnRows];  // of rows' outputs before their division, by block
-  int untrusted[kOwnRows];  // rows that are to be computed again
 };
-static_assert(kBr * kPartialStride * sizeof(float) <= sizeof(SharedStorage::q) + sizeof(SharedStorage::k),
+static_assert(sizeof(Outputs) <= sizeof(SharedStorage::q) + sizeof(SharedStorage::k),
               "in the end there is room for outputs");
-static_assert(sizeof(SharedStorage) == 231424, "the size that pruning counted on");
+static_assert(sizeof(SharedStorage) == 230400, "the size that pruning counted on");
 
 constexpr int kPageSize = 64;  // keys per page
 
@@ -677,27 +678,26 @@ __device__ __forceinline__ void recompute_row(
 // Brings a block's rows of Q to shared memory, swizzled as products read them; what is not there becomes zeros. Maxima
 // are taken of raw scores: a negative scale turns Q's sign instead.
 __device__ __forceinline__ void load_queries(const AttentionArgs& args, Chunk* q, const Tile& tile, int thread) {
-  constexpr int kLanes = kConsumerThreads / kBr;  // with the same row
-  constexpr int kOwn = kDChunks * kChunk / kVec / kLanes;  // pieces of it, 16 bytes each, of a thread
-  const int row = thread / kLanes, packed_row = tile.first_row + row;
-  const Element* source = args.q + tile.batch * args.q_stride_batch + tile.head * args.q_stride_head +
-                          packed_row / tile.group * args.q_stride_row + packed_row % tile.group * args.q_stride_head;
+  constexpr int kPieces = kDChunks * kChunk / kVec;  // of a row, 16 bytes each
+  constexpr int kOwn = kBr * kPieces / kConsumerThreads;  // of a thread: neighbours have neighbouring ones
   const unsigned signs = args.scale < 0.0f ? 0x80008000u : 0u;
-  // Neighbouring rows take pieces of different banks.
-  const auto piece_of = [&](int i) { return (i ^ row % 2) * kLanes + thread % kLanes; };
+  const Element* const first = args.q + tile.batch * args.q_stride_batch + tile.head * args.q_stride_head;
   // All are asked for before any is there: keys are on their way, too, and behind these each answer takes long.
   uint4 values[kOwn];
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
-    const int column = piece_of(i) * kVec;
+    const int piece = i * kConsumerThreads + thread, column = piece % kPieces * kVec;
+    const int packed_row = tile.first_row + piece / kPieces;
+    const Element* const source =
+        first + packed_row / tile.group * args.q_stride_row + packed_row % tile.group * args.q_stride_head + column;
     values[i] = make_uint4(0, 0, 0, 0);
-    if (packed_row < tile.num_rows && column < kD) values[i] = *reinterpret_cast<const uint4*>(source + column);
+    if (packed_row < tile.num_rows && column < kD) values[i] = *reinterpret_cast<const uint4*>(source);
   }
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
-    const int piece = piece_of(i);
+    const int piece = i * kConsumerThreads + thread, row = piece / kPieces, of_row = piece % kPieces;
     const uint4 value = values[i];
-    *reinterpret_cast<uint4*>(q[piece / 8] + row * kChunk + (piece % 8 ^ row % 8) * kVec) =
+    *reinterpret_cast<uint4*>(q[of_row / 8] + row * kChunk + (of_row % 8 ^ row % 8) * kVec) =
         make_uint4(value.x ^ signs, value.y ^ signs, value.z ^ signs, value.w ^ signs);
   }
 }
@@ -728,6 +728,8 @@ __device__ __forceinline__ void produce_keys(
   for (int i = 0; i < tile.num_tiles(); ++i) {
     const int stage = i % 2, first_key = (tile.last_tile - 1 - i) * kBc;
     const unsigned before = (i / 2 + 1) % 2;  // the parity of what was there
+    // Memory is busy with what came first: Q and one tile are enough to begin with.
+    if (i == 1) barrier_wait(&smem.queries, 0);
     const int page = next_page;
     next_page = find_page(first_key - kBc);
     // Rows end where those of the sequence do.
@@ -844,95 +846,218 @@ __device__ __forceinline__ void walk_of_second(
   }
 }
 
+// Transposes four registers of four neighbouring lanes: lane c's register j goes to lane j's register c. So the pieces
+// of 4 bytes that a fragment is made of turn into accesses of 16 bytes.
+__device__ __forceinline__ void transpose_quad(unsigned (&r)[4]) {
+  const bool odd = threadIdx.x % 2, upper = threadIdx.x / 2 % 2;
+#pragma unroll
+  for (int j = 0; j < 4; j += 2) {
+    const unsigned received = __shfl_xor_sync(0xffffffffu, odd ? r[j] : r[j + 1], 1);
+    if (odd) {
+      r[j] = received;
+    } else {
+      r[j + 1] = received;
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const unsigned received = __shfl_xor_sync(0xffffffffu, upper ? r[j] : r[j + 2], 2);
+    if (upper) {
+      r[j] = received;
+    } else {
+      r[j + 2] = received;
+    }
+  }
+}
+
 // Where a packed row of outputs begins.
 __device__ __forceinline__ Element* output_row(const AttentionArgs& args, const Tile& tile, int packed_row) {
   return args.o + tile.batch * args.o_stride_batch + (tile.head + packed_row % tile.group) * args.o_stride_head +
          packed_row / tile.group * args.o_stride_row;
 }
 
-// Divides what both consumers made by the rows' sums and writes it, each block of the cluster for a share of
-// the rows, which it takes from all blocks in their order.
+// A thread's two rows, all their keys being weighed.
+struct FinishedRows {
+  Element* target[2];  // null if there is no such row, or it cannot be trusted
+  float inverse[2];  // of the sums of weights
+  unsigned untrusted[2];  // by lane
+};
+
+// Of warps that have the same rows, one `writes_lse`.
+__device__ __forceinline__ FinishedRows finish_rows(
+    const AttentionArgs& args, const Tile& tile, int own_row, const float (&row_max)[2], const float (&row_sum)[2],
+    bool writes_lse) {
+  FinishedRows rows;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int packed_row = tile.first_row + own_row + 8 * h;
+    const bool inside = packed_row < tile.num_rows, keeps = trusted(row_max[h], row_sum[h]);
+    rows.target[h] = inside && keeps ? output_row(args, tile, packed_row) : nullptr;
+    rows.inverse[h] = keeps ? 1.0f / row_sum[h] : 0.0f;
+    rows.untrusted[h] = __ballot_sync(0xffffffffu, inside && !keeps);
+    if (inside && keeps && writes_lse && args.lse != nullptr && threadIdx.x % 4 == 0) {
+      const long long head = 1LL * tile.batch * args.num_q_heads + tile.head + packed_row % tile.group;
+      args.lse[head * args.seqlen_q + packed_row / tile.group] = (row_max[h] + log2f(row_sum[h])) * kLn2;
+    }
+  }
+  return rows;
+}
+
+// Divides and writes 32 neighbouring columns of a thread's rows, of which it has two of every eight. Lanes of a row
+// exchange theirs, so that each writes eight neighbouring ones.
+__device__ __forceinline__ void write_columns(const FinishedRows& rows, const float (&sums)[16], int column) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    unsigned pieces[4];
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      pieces[t] = pack(sums[4 * t + 2 * h] * rows.inverse[h], sums[4 * t + 2 * h + 1] * rows.inverse[h]);
+    }
+    transpose_quad(pieces);
+    if (rows.target[h] == nullptr) continue;
+    *reinterpret_cast<uint4*>(rows.target[h] + column + threadIdx.x % 4 * 8) =
+        make_uint4(pieces[0], pieces[1], pieces[2], pieces[3]);
+  }
+}
+
+// Computes again what cannot be trusted of a warp's sixteen rows, of which it does every `sharers`-th from `own` on.
+__device__ __forceinline__ void recompute_rows(
+    const AttentionArgs& args, const Tile& tile, const FinishedRows& rows, int first_row, int own, int sharers) {
+  if ((rows.untrusted[0] | rows.untrusted[1]) == 0) return;
+#pragma unroll 1
+  for (int i = own; i < 16; i += sharers) {
+    if (((i < 8 ? rows.untrusted[0] : rows.untrusted[1]) >> i % 8 * 4 & 1) == 0) continue;
+    const int packed_row = tile.first_row + first_row + i;
+    Element* const target = output_row(args, tile, packed_row);
+    recompute_row(args, tile.batch, tile.head + packed_row % tile.group, packed_row / tile.group,
+                  [&](int x, float value) { target[x] = __float2bfloat16_rn(value); });
+  }
+}
+
+// What a block's keys make of a row: the maximum, and the sum of both consumers' weights.
+struct RowNumbers {
+  float max, sum;
+};
+
+__device__ __forceinline__ RowNumbers numbers_of(const SharedStorage& left, int block, int row) {
+  float row_max[1], first[1], second[1];
+  load_from_block(row_max, &left.row_max[row], block);
+  load_from_block(first, &left.row_sum[0][row], block);
+  load_from_block(second, &left.row_sum[1][row], block);
+  return {row_max[0], first[0] + second[0]};
+}
+
+// What they make of eight columns.
+__device__ __forceinline__ float4 outputs_of(
+    const SharedStorage& left, int block, int consumer, int eight, int thread) {
+  float values[4];
+  load_from_block(values, &reinterpret_cast<const Outputs&>(left.q)[consumer][eight][thread].x, block);
+  return make_float4(values[0], values[1], values[2], values[3]);
+}
+
+constexpr int kShares = kSplits;  // of the columns of consumers, by block
+
+// Puts together what the blocks with the same rows have left, in the order of their keys: always the same bits. Does
+// every kShares-th 32 of the columns of consumers, whose `thread` has them, from `share` on.
 __device__ __forceinline__ void put_together(
+    const AttentionArgs& args, const Tile& tile, const SharedStorage& left, int thread, int share) {
+  constexpr int kGroups = kHalf / 32;  // of four times eight columns
+  // What is under way together, as far as there are registers: blocks' outputs, and groups of a share.
+  constexpr int kAtOnce = kSplits > 8 ? 1 : kSplits < 4 ? kSplits : 4;
+  constexpr int kOwnGroups = (kGroups + kShares - 1) / kShares, kMost = 8 / kAtOnce;
+  constexpr int kTogether = kOwnGroups < kMost ? kOwnGroups : kMost;
+  const int consumer = thread / kWarpgroup, first_row = thread % kWarpgroup / 32 * 16, lane = thread % 32;
+  const int own_row = first_row + lane / 4;
+  float4 outputs[kTogether][kAtOnce][4];
+  const auto bring = [&](float4 (&its)[kAtOnce][4], int group, int first) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+#pragma unroll
+      for (int t = 0; t < 4; ++t) {
+        if (group < kGroups && first + i < kSplits) {
+          its[i][t] = outputs_of(left, first + i, consumer, group * 4 + t, thread % kWarpgroup);
+        }
+      }
+    }
+  };
+  const auto bring_together = [&](int first_group) {
+#pragma unroll
+    for (int g = 0; g < kTogether; ++g) bring(outputs[g], first_group + g * kShares, 0);
+  };
+  bring_together(share);  // while weights are found
+  float weights[kSplits][2], row_max[2], row_sum[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float sums[kSplits];
+    row_max[h] = -kInfinity;
+#pragma unroll
+    for (int i = 0; i < kSplits; ++i) {
+      const RowNumbers numbers = numbers_of(left, i, own_row + 8 * h);
+      weights[i][h] = numbers.max;
+      sums[i] = numbers.sum;
+      row_max[h] = fmaxf(row_max[h], numbers.max);
+    }
+    const float base = row_max[h] == -kInfinity ? 0.0f : row_max[h];
+    row_sum[h] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kSplits; ++i) {
+      weights[i][h] = exp2f(weights[i][h] - base);
+      row_sum[h] = fmaf(weights[i][h], sums[i], row_sum[h]);
+    }
+  }
+  const FinishedRows rows = finish_rows(args, tile, own_row, row_max, row_sum, share == 0 && consumer == 0);
+#pragma unroll 1
+  for (int first_group = share; first_group < kGroups; first_group += kTogether * kShares) {
+    if (first_group != share) bring_together(first_group);
+#pragma unroll
+    for (int g = 0; g < kTogether; ++g) {
+      const int group = first_group + g * kShares;
+      if (group >= kGroups) break;
+      float sums[16] = {};
+#pragma unroll
+      for (int n = 0; n < kSplits; n += kAtOnce) {
+        if (n > 0) bring(outputs[g], group, n);
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          if (n + i >= kSplits) break;
+#pragma unroll
+          for (int t = 0; t < 4; ++t) {
+            const float4 its = outputs[g][i][t];
+            sums[4 * t] = fmaf(weights[n + i][0], its.x, sums[4 * t]);
+            sums[4 * t + 1] = fmaf(weights[n + i][0], its.y, sums[4 * t + 1]);
+            sums[4 * t + 2] = fmaf(weights[n + i][1], its.z, sums[4 * t + 2]);
+            sums[4 * t + 3] = fmaf(weights[n + i][1], its.w, sums[4 * t + 3]);
+          }
+        }
+      }
+      write_columns(rows, sums, consumer * kHalf + group * 32);
+    }
+  }
+  recompute_rows(args, tile, rows, first_row, share * 2 + consumer, kShares * 2);
+}
+
+// Leaves a block's outputs to its cluster, each of whose blocks puts a share of all columns together.
+__device__ __forceinline__ void finish(
     const AttentionArgs& args, SharedStorage& smem, const Tile& tile, const SoftmaxState& softmax,
     const float (&o)[kHalf / 2], int split) {
   const int thread = int(threadIdx.x) - kWarpgroup, consumer = thread / kWarpgroup, lane = thread % 32;
-  const int own_row = thread % kWarpgroup / 32 * 16 + lane / 4;
-  float* const partial = reinterpret_cast<float*>(smem.q);
+  const int first_row = thread % kWarpgroup / 32 * 16, own_row = first_row + lane / 4;
   named_barrier_sync(kConsumersBarrier, kConsumerThreads);  // no product reads Q or keys any more
+  Outputs& outputs = reinterpret_cast<Outputs&>(smem.q);
+#pragma unroll
+  for (int t = 0; t < kHalf / 8; ++t) {
+    outputs[consumer][t][thread % kWarpgroup] =
+        make_float4(o[4 * t], o[4 * t + 1], o[4 * t + 2], o[4 * t + 3]);
+  }
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     float row_sum = softmax.sum[h];
     row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
     row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
     if (lane % 4 == 0) smem.row_sum[consumer][own_row + 8 * h] = row_sum;
-    float* const target = partial + (own_row + 8 * h) * kPartialStride + consumer * kHalf + lane % 4 * 2;
-#pragma unroll
-    for (int t = 0; t < kHalf / 8; ++t) {
-      *reinterpret_cast<float2*>(target + t * 8) = make_float2(o[4 * t + 2 * h], o[4 * t + 2 * h + 1]);
-    }
   }
   cluster_sync();
-
-  const int first_own = min(split * kOwnRows, kBr), num_own = min(kOwnRows, kBr - first_own);
-  if (thread < num_own) {
-    const int row = first_own + thread, packed_row = tile.first_row + row;
-    float maxima[kSplits], row_max = -kInfinity, row_sum = 0.0f;
-#pragma unroll
-    for (int block = 0; block < kSplits; ++block) {
-      float loaded[1];
-      load_from_block(loaded, &smem.row_max[row], block);
-      maxima[block] = loaded[0];
-      row_max = fmaxf(row_max, maxima[block]);
-    }
-    const float base = row_max == -kInfinity ? 0.0f : row_max;
-#pragma unroll
-    for (int block = 0; block < kSplits; ++block) {
-      float first[1], second[1];
-      load_from_block(first, &smem.row_sum[0][row], block);
-      load_from_block(second, &smem.row_sum[1][row], block);
-      maxima[block] = exp2f(maxima[block] - base);  // what the block's outputs count
-      row_sum = fmaf(maxima[block], first[0] + second[0], row_sum);
-    }
-    const bool inside = packed_row < tile.num_rows, keeps = trusted(row_max, row_sum);
-    const float inverse = keeps ? 1.0f / row_sum : 0.0f;
-#pragma unroll
-    for (int block = 0; block < kSplits; ++block) smem.factors[block * kOwnRows + thread] = maxima[block] * inverse;
-    smem.untrusted[thread] = inside && !keeps;
-    if (inside && args.lse != nullptr) {
-      const long long head = 1LL * tile.batch * args.num_q_heads + tile.head + packed_row % tile.group;
-      args.lse[head * args.seqlen_q + packed_row / tile.group] = (row_max + log2f(row_sum)) * kLn2;
-    }
-  }
-  named_barrier_sync(kConsumersBarrier, kConsumerThreads);
-
-  constexpr int kPieces = kDv / 4;  // of a row
-#pragma unroll 2
-  for (int i = thread; i < num_own * kPieces; i += kConsumerThreads) {
-    const int row = i / kPieces, x = i % kPieces * 4, packed_row = tile.first_row + first_own + row;
-    if (packed_row >= tile.num_rows) break;
-    const float* const source = partial + (first_own + row) * kPartialStride + x;
-    float sums[4] = {};
-#pragma unroll
-    for (int block = 0; block < kSplits; ++block) {
-      float values[4];
-      load_from_block(values, source, block);
-      const float factor = smem.factors[block * kOwnRows + row];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) sums[e] = fmaf(factor, values[e], sums[e]);
-    }
-    *reinterpret_cast<uint2*>(output_row(args, tile, packed_row) + x) =
-        make_uint2(pack(sums[0], sums[1]), pack(sums[2], sums[3]));
-  }
-  named_barrier_sync(kConsumersBarrier, kConsumerThreads);  // rows are written, and may be written anew
-
-#pragma unroll 1
-  for (int i = thread / 32; i < num_own; i += kConsumerThreads / 32) {
-    if (!smem.untrusted[i]) continue;
-    const int packed_row = tile.first_row + first_own + i;
-    Element* const target = output_row(args, tile, packed_row);
-    recompute_row(args, tile.batch, tile.head + packed_row % tile.group, packed_row / tile.group,
-                  [&](int x, float value) { target[x] = __float2bfloat16_rn(value); });
-  }
+  put_together(args, tile, smem, thread, split);
   cluster_sync();  // a block's shared memory goes with it
 }
 
@@ -948,6 +1073,7 @@ extern "C" __global__ void __cluster_dims__(3, 1, 1) __launch_bounds__(kThreads,
       for (int half = 0; half < 2; ++half) barrier_init(&smem.half_empty[stage][half], 1);
       barrier_init(&smem.rest_empty[stage], 1);
     }
+    barrier_init(&smem.queries, 1);
     fence_barrier_init();
   }
   __syncthreads();
@@ -987,6 +1113,7 @@ extern "C" __global__ void __cluster_dims__(3, 1, 1) __launch_bounds__(kThreads,
     load_queries(args, smem.q, tile, thread);
     fence_proxy_async();
     named_barrier_sync(kConsumersBarrier, kConsumerThreads);
+    if (thread == 0) barrier_arrive(&smem.queries);
     float o[kHalf / 2];
 #pragma unroll
     for (int i = 0; i < kHalf / 2; ++i) o[i] = 0.0f;
@@ -996,7 +1123,7 @@ extern "C" __global__ void __cluster_dims__(3, 1, 1) __launch_bounds__(kThreads,
     } else {
       walk_of_second(args, smem, tile, softmax, o);
     }
-    put_together(args, smem, tile, softmax, o, split);
+    finish(args, smem, tile, softmax, o, split);
   }
 }
 

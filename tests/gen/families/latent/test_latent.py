@@ -136,23 +136,34 @@ def test_what_racecheck_sees_is_right_as_well() -> None:
     assert 0 < validate(device.open(), device.toolchain().build(kernel), seed=6) <= kernel.problem.tolerance
 
 
-#: Passages of a kernel, and what breaks it.
+#: Passages of a kernel, by how many blocks share keys, and what breaks it.
 MISTAKES = [
-    ("if (n >= first_partial) mask(s, ends, n * kBc);", ""),
-    ("if (grown) rescale_output(o, rescale);", ""),
-    ("if (follow_maximum(smem.row_max, row, softmax, rescale)) rescale_output(o, rescale);", ""),
-    ("named_barrier_sync(kWeightsBarrier + 1, kConsumerThreads);", ""),
-    ("if (place == kRestChunks) barrier_wait(&smem.half_empty[stage][0], before);", ""),
-    ("if (place == 0) barrier_wait(&smem.rest_empty[stage], before);", ""),
-    ("named_barrier_sync(kConsumersBarrier, kConsumerThreads);  // no product", "//"),
+    (1, "if (n >= first_partial) mask(s, ends, n * kBc);", ""),
+    (1, "if (grown) rescale_output(o, rescale);", ""),
+    (1, "if (follow_maximum(smem.row_max, row, softmax, rescale)) rescale_output(o, rescale);", ""),
+    (1, "named_barrier_sync(kWeightsBarrier + 1, kConsumerThreads);", ""),
+    (1, "if (place == kRestChunks) barrier_wait(&smem.half_empty[stage][0], before);", ""),
+    (1, "if (place == 0) barrier_wait(&smem.rest_empty[stage], before);", ""),
+    (
+        1,
+        "named_barrier_sync(kConsumersBarrier, kConsumerThreads);\n  const float row_sum",
+        "  const float row_sum",
+    ),
+    (1, "consumer * kHalf + group * 32);", "group * 32);"),
+    (2, "named_barrier_sync(kConsumersBarrier, kConsumerThreads);  // no product", "//"),
+    (2, "cluster_sync();\n  put_together", "put_together"),
+    (2, "cluster_sync();  // a block's shared memory", "//"),
+    (2, "transpose_quad(pieces);", ""),
+    (2, "weights[i][h] = exp2f(weights[i][h] - base);", "weights[i][h] = 1.0f;"),
+    (2, "consumer, group * 4 + t, thread", "consumer, t, thread"),
 ]
 
 
 @pytest.mark.thorough
 @needs_compiler
-@pytest.mark.parametrize(("right", "wrong"), MISTAKES)
-def test_a_mistake_is_caught(right: str, wrong: str) -> None:
-    kernel = render(Latent(), replace(SMALL, dtype="f16", causal=True), H200)
+@pytest.mark.parametrize(("splits", "right", "wrong"), MISTAKES)
+def test_a_mistake_is_caught(splits: int, right: str, wrong: str) -> None:
+    kernel = render(Latent(splits=splits), replace(SMALL, dtype="f16", causal=True), H200)
     shapes = [(3, 470, 0.3), (5, 700, 0.3)]
     assert is_caught(kernel, right, wrong, H200, shapes, heads=32, kv_heads=1)
 
@@ -172,7 +183,7 @@ def test_tiles_come_to_l2_before_there_is_room(page_size: int) -> None:
     problem = replace(WHOLE, page_size=page_size)
     source = render(Latent(l2_ahead=2), problem, H200).source
     passage = source[source.index("void produce_keys(") : source.index("void walk_of_first(")]
-    assert 0 < passage.index("tma_prefetch") < passage.index("barrier_wait")
+    assert 0 < passage.index("tma_prefetch") < passage.index("barrier_wait(&smem.rest_empty")
     assert "first_key - kL2Ahead * kBc" in passage
     assert "prefetch.tensor." not in render(Latent(), problem, H200).source
 
