@@ -7,13 +7,12 @@
 // Values are the first 512 columns of the keys: k is both.
 //
 // Family latent:
-//   splits = 1                 blocks of a cluster that share a tile's keys
+//   splits = 2                 blocks of a cluster that share a tile's keys
 //   boxes = 1                  chunks of 64 columns of keys that are waited for at once
-//   workspace_splits = 2       blocks of no cluster that do so by way of the workspace
 //
 // Measured on NVIDIA H200, batch 32, 128 query and 1 key/value heads, 1 query and 8192 key rows, without a
-// mask: 128.3 us (median), spread 0.7 %, 569.0 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest
-// error per head against float64: 2.2e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by
+// mask: 122.1 us (median), spread 0.4 %, 598.1 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest
+// error per head against float64: 2.3e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by
 // flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -25,7 +24,7 @@
 //
 //     flashgen emit bf16_d576v512_latent_b32_h128_kv1_n1_m8192.cu \
 //         --device h200 --dtype bf16 --d 576 --dv 512 --latent --batch 32 --heads 128 --seqlen-q 1 \
-//         --seqlen-k 8192 --family latent --set splits=1 --set boxes=1 --set workspace_splits=2
+//         --seqlen-k 8192 --family latent --set splits=2 --set boxes=1
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -40,14 +39,13 @@ struct AttentionArgs {
   const __nv_bfloat16* k;
   __nv_bfloat16* o;
   float* lse;
-  float* workspace;  // for what launches leave each other
   long long q_stride_batch, q_stride_head, q_stride_row;
   long long k_stride_batch, k_stride_head, k_stride_row;
   long long o_stride_batch, o_stride_head, o_stride_row;
   int batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k;
   float scale;  // multiplies q k^T, usually 1 / sqrt(head_dim)
 };
-static_assert(sizeof(AttentionArgs) == 136, "callers from other languages pack the arguments by hand");
+static_assert(sizeof(AttentionArgs) == 128, "callers from other languages pack the arguments by hand");
 
 // The arrays as the copy engine reads and writes them.
 struct TensorMaps {
@@ -64,7 +62,7 @@ constexpr int kVec = 8;  // elements that strides must be multiples of
 
 constexpr int kBr = 64;  // query rows of a block, those of all heads that share keys
 constexpr int kBc = 64;  // keys per tile
-constexpr int kSplits = 2;  // blocks with the same rows, each with a range of keys
+constexpr int kSplits = 2;  // blocks of a cluster with the same rows, each with a range of keys
 constexpr int kWarpgroup = 128;  // threads of a warpgroup
 constexpr int kConsumerThreads = 2 * kWarpgroup;  // that compute, beside the warpgroup that copies
 constexpr int kThreads = 384;
@@ -95,6 +93,7 @@ using Chunk = Element[64 * kChunk];  // of 64 rows of Q, or keys
 using Outputs = float4[2][kHalf / 8][kWarpgroup];
 
 struct SharedStorage {
+  // In the end, Q and keys make room for outputs before their division.
   alignas(1024) Chunk q[kDChunks];
   alignas(1024) Chunk k[2][kDChunks];  // a tile of each consumer
   alignas(1024) Chunk p;  // one consumer's weights, for the other
@@ -103,28 +102,11 @@ struct SharedStorage {
   Barrier full[2][kArrivals], half_empty[2][2], rest_empty[2];
   Barrier queries;  // there once Q is
   float row_max[kBr];  // running maxima, as of the last tile that a consumer weighed
+  float row_sum[2][kBr];  // sums of weights by consumer
 };
-
-// What some of the keys make of the block's rows: outputs, sums by both consumers, maxima.
-struct PartialResult {
-  Outputs o;
-  float row_sum[2][kBr];
-  float row_max[kBr];
-};
+static_assert(sizeof(Outputs) <= sizeof(SharedStorage::q) + sizeof(SharedStorage::k),
+              "in the end there is room for outputs");
 static_assert(sizeof(SharedStorage) == 230400, "the size that pruning counted on");
-
-// PTX by name; a host compiler that emulates a card brings its own.
-#ifdef __CUDACC__
-// Waits until the launches in front of this one, of the same call, have ended and what they wrote can be read.
-__device__ __forceinline__ void wait_for_earlier_launches() {
-  asm volatile("griddepcontrol.wait;" : : : "memory");
-}
-
-// Lets the next launch begin wherever there is room. It waits for the end of this one itself.
-__device__ __forceinline__ void let_next_launch_begin() {
-  asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
-}
-#endif
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
@@ -198,6 +180,36 @@ __device__ __forceinline__ void tma_load(
       :
       : "r"(shared_address(shared)), "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(row), "r"(head), "r"(batch)
       : "memory");
+}
+
+// Waits until all threads of the cluster have come, but for those that have ended.
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile(
+      "barrier.cluster.arrive.release;\n"
+      "barrier.cluster.wait.acquire;"
+      :
+      :
+      : "memory");
+}
+
+// Reads n floats (1, 2 or 4) of a block of the cluster, from where `shared` is in this block's shared memory.
+template <int n>
+__device__ __forceinline__ void load_from_block(float (&values)[n], const float* shared, int block) {
+  unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(block));
+  if constexpr (n == 4) {
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(values[0]), "=f"(values[1]), "=f"(values[2]), "=f"(values[3])
+                 : "r"(address)
+                 : "memory");
+  } else if constexpr (n == 2) {
+    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(values[0]), "=f"(values[1])
+                 : "r"(address)
+                 : "memory");
+  } else {
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(values[0]) : "r"(address) : "memory");
+  }
 }
 
 // Changes how many registers a thread of this warpgroup has, whose four warps all call it.
@@ -765,19 +777,6 @@ __device__ __forceinline__ void walk_of_second(
   }
 }
 
-static_assert(sizeof(PartialResult) == 4 * 32960, "the size that the workspace is counted by");
-
-// Neighbouring columns, moved by one access.
-template <int N>
-struct alignas(4 * N) Columns {
-  float at[N];
-};
-
-// Where a block leaves what its keys make of its rows. Those of the blocks that share a tile's keys are neighbours.
-__device__ __forceinline__ PartialResult& result_of(const AttentionArgs& args, int block) {
-  return reinterpret_cast<PartialResult*>(args.workspace)[block];
-}
-
 // Transposes four registers of four neighbouring lanes: lane c's register j goes to lane j's register c. So the pieces
 // of 4 bytes that a fragment is made of turn into accesses of 16 bytes.
 __device__ __forceinline__ void transpose_quad(unsigned (&r)[4]) {
@@ -871,27 +870,32 @@ struct RowNumbers {
   float max, sum;
 };
 
-__device__ __forceinline__ RowNumbers numbers_of(const PartialResult* left, int block, int row) {
-  return {left[block].row_max[row], left[block].row_sum[0][row] + left[block].row_sum[1][row]};
+__device__ __forceinline__ RowNumbers numbers_of(const SharedStorage& left, int block, int row) {
+  float row_max[1], first[1], second[1];
+  load_from_block(row_max, &left.row_max[row], block);
+  load_from_block(first, &left.row_sum[0][row], block);
+  load_from_block(second, &left.row_sum[1][row], block);
+  return {row_max[0], first[0] + second[0]};
 }
 
 // What they make of eight columns.
 __device__ __forceinline__ float4 outputs_of(
-    const PartialResult* left, int block, int consumer, int eight, int thread) {
-  return left[block].o[consumer][eight][thread];
+    const SharedStorage& left, int block, int consumer, int eight, int thread) {
+  float values[4];
+  load_from_block(values, &reinterpret_cast<const Outputs&>(left.q)[consumer][eight][thread].x, block);
+  return make_float4(values[0], values[1], values[2], values[3]);
 }
 
-constexpr int kParts = 512 / kConsumerThreads;  // that a block does of its columns
-constexpr int kShares = kSplits * kParts;  // of the columns of consumers, by block and part
+constexpr int kShares = kSplits;  // of the columns of consumers, by block
 
 // Puts together what the blocks with the same rows have left, in the order of their keys: always the same bits. Does
 // every kShares-th 32 of the columns of consumers, whose `thread` has them, from `share` on.
 __device__ __forceinline__ void put_together(
-    const AttentionArgs& args, const Tile& tile, const PartialResult* left, int thread, int share) {
+    const AttentionArgs& args, const Tile& tile, const SharedStorage& left, int thread, int share) {
   constexpr int kGroups = kHalf / 32;  // of four times eight columns
   // What is under way together, as far as there are registers: blocks' outputs, and groups of a share.
   constexpr int kAtOnce = kSplits > 8 ? 1 : kSplits < 4 ? kSplits : 4;
-  constexpr int kOwnGroups = (kGroups + kShares - 1) / kShares, kMost = 4 / kAtOnce;
+  constexpr int kOwnGroups = (kGroups + kShares - 1) / kShares, kMost = 8 / kAtOnce;
   constexpr int kTogether = kOwnGroups < kMost ? kOwnGroups : kMost;
   const int consumer = thread / kWarpgroup, first_row = thread % kWarpgroup / 32 * 16, lane = thread % 32;
   const int own_row = first_row + lane / 4;
@@ -963,17 +967,17 @@ __device__ __forceinline__ void put_together(
   recompute_rows(args, tile, rows, first_row, share * 2 + consumer, kShares * 2);
 }
 
-// Leaves what the block's keys make of its rows, but for warps that have none.
+// Leaves a block's outputs to its cluster, each of whose blocks puts a share of all columns together.
 __device__ __forceinline__ void finish(
     const AttentionArgs& args, SharedStorage& smem, const Tile& tile, const SoftmaxState& softmax,
-    const float (&o)[kHalf / 2]) {
+    const float (&o)[kHalf / 2], int split) {
   const int thread = int(threadIdx.x) - kWarpgroup, consumer = thread / kWarpgroup, lane = thread % 32;
   const int first_row = thread % kWarpgroup / 32 * 16, own_row = first_row + lane / 4;
-  if (tile.first_row + first_row >= tile.num_rows) return;
-  PartialResult& partial = result_of(args, int(blockIdx.x));
+  named_barrier_sync(kConsumersBarrier, kConsumerThreads);  // no product reads Q or keys any more
+  Outputs& outputs = reinterpret_cast<Outputs&>(smem.q);
 #pragma unroll
   for (int t = 0; t < kHalf / 8; ++t) {
-    partial.o[consumer][t][thread % kWarpgroup] =
+    outputs[consumer][t][thread % kWarpgroup] =
         make_float4(o[4 * t], o[4 * t + 1], o[4 * t + 2], o[4 * t + 3]);
   }
 #pragma unroll
@@ -981,18 +985,17 @@ __device__ __forceinline__ void finish(
     float row_sum = softmax.sum[h];
     row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
     row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
-    if (lane % 4 == 0) {
-      partial.row_sum[consumer][own_row + 8 * h] = row_sum;
-      if (consumer == 0) partial.row_max[own_row + 8 * h] = softmax.max[h];  // which is the other one's, too
-    }
+    if (lane % 4 == 0) smem.row_sum[consumer][own_row + 8 * h] = row_sum;
   }
+  cluster_sync();
+  put_together(args, tile, smem, thread, split);
+  cluster_sync();  // a block's shared memory goes with it
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
+extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     attention_bf16_d576v512_latent_kernel(const AttentionArgs args, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
-  let_next_launch_begin();
   // Read from one lane, so that the compiler knows it to be the same in all.
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
@@ -1009,7 +1012,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   // The query heads that share a head of keys fill the rows of one tile.
   const int group = args.num_q_heads / args.num_kv_heads;
   const int num_rows = args.seqlen_q * group;
-  // Neighbouring blocks have the same rows, and each a range of their keys.
+  // The blocks of a cluster have the same rows, and each a range of their keys.
   const int block = int(blockIdx.x) / kSplits, split = int(blockIdx.x) % kSplits;
   const int q_tiles = (num_rows + kBr - 1) / kBr;
   // Blocks of one head are neighbours, so that they share its K and V in L2; under a causal mask the longest of
@@ -1048,31 +1051,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     } else {
       walk_of_second(args, smem, tile, softmax, o);
     }
-    finish(args, smem, tile, softmax, o);
+    finish(args, smem, tile, softmax, o, split);
   }
-}
-
-// Puts together what the blocks of each tile have left of its rows: each does a share of the columns, by parts.
-extern "C" __global__ void __launch_bounds__(512) attention_bf16_d576v512_latent_combine(const AttentionArgs args) {
-  // The query heads that share a head of keys fill the rows of one tile.
-  const int group = args.num_q_heads / args.num_kv_heads;
-  const int num_rows = args.seqlen_q * group;
-  // Neighbouring blocks have the same rows, and each a range of their keys.
-  const int block = int(blockIdx.x) / kSplits, split = int(blockIdx.x) % kSplits;
-  const int q_tiles = (num_rows + kBr - 1) / kBr;
-  // Blocks of one head are neighbours, so that they share its K and V in L2; under a causal mask the longest of
-  // them go first.
-  const int nth = block % q_tiles;
-  const int q_tile = kCausal ? q_tiles - 1 - nth : nth;
-  const int kv_head = block / q_tiles % args.num_kv_heads;
-  const int batch = block / q_tiles / args.num_kv_heads;
-  const int head = kv_head * group;  // the first of those packed
-
-  Tile tile{q_tile * kBr, num_rows, group, head, kv_head, batch, 0, 0};
-  const int thread = int(threadIdx.x) % kConsumerThreads, part = int(threadIdx.x) / kConsumerThreads;
-  wait_for_earlier_launches();
-  if (tile.first_row + thread % kWarpgroup / 32 * 16 >= num_rows) return;  // there are no such rows
-  put_together(args, tile, &result_of(args, int(blockIdx.x) - split), thread, split * kParts + part);
 }
 
 #ifndef __CUDACC_RTC__
@@ -1102,33 +1082,24 @@ static cudaError_t encode_map(
   return status == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-// Returns how many bytes args->workspace must have room for.
-extern "C" long long attention_bf16_d576v512_latent_workspace_bytes(const AttentionArgs* args) {
-  const long long batch = args->batch, num_kv_heads = args->num_kv_heads;
-  const long long num_q_heads = args->num_q_heads, seqlen_q = args->seqlen_q;
-  return 4 * (((seqlen_q * (num_q_heads / num_kv_heads) + kBr - 1) / kBr *
-      num_kv_heads * batch * kSplits * 32960 + 63) / 64 * 64);
-}
-
-// How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
-// itself; the first waits for whatever was launched before the call.
-static cudaLaunchConfig_t configure(unsigned blocks, unsigned threads, size_t smem_bytes, cudaStream_t stream,
-                                    cudaLaunchAttribute& attribute, bool& begun) {
-  attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = begun;
-  begun = true;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(blocks);
-  config.blockDim = dim3(threads);
-  config.dynamicSmemBytes = smem_bytes;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  return config;
-}
-
-static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
+// Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
+// suit 16-byte accesses, cudaErrorInvalidValue for a shape or stride the kernel does not serve.
+extern "C" int attention_bf16_d576v512_latent(const AttentionArgs* args, cudaStream_t stream) {
+  if (args->batch < 0 || args->num_q_heads < 0 || args->num_kv_heads < 1 ||
+      args->num_q_heads % args->num_kv_heads != 0 || args->seqlen_q < 0 || args->seqlen_k < 0) {
+    return cudaErrorInvalidValue;
+  }
+  const long long strides[] = {args->q_stride_batch, args->q_stride_head, args->q_stride_row,
+                               args->k_stride_batch, args->k_stride_head, args->k_stride_row,
+                               args->o_stride_batch, args->o_stride_head, args->o_stride_row};
+  for (const long long stride : strides) {
+    if (stride % kVec != 0) return cudaErrorMisalignedAddress;
+  }
+  const void* const pointers[] = {args->q, args->k, args->o};
+  for (const void* pointer : pointers) {
+    const auto address = reinterpret_cast<unsigned long long>(pointer);
+    if (address % (kVec * sizeof(__nv_bfloat16)) != 0) return cudaErrorMisalignedAddress;
+  }
   const long long batch = args->batch, num_q_heads = args->num_q_heads;
   const long long num_kv_heads = args->num_kv_heads, seqlen_q = args->seqlen_q;
   if (seqlen_q * (num_q_heads / num_kv_heads) > 0x7fffffffLL - kBr) return cudaErrorInvalidValue;
@@ -1146,52 +1117,9 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& b
   const cudaError_t status =
       cudaFuncSetAttribute(attention_bf16_d576v512_latent_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
-  cudaLaunchAttribute attribute;
-  const cudaLaunchConfig_t config = configure(unsigned(blocks), kThreads, smem_bytes, stream, attribute, begun);
-  return cudaLaunchKernelEx(&config, attention_bf16_d576v512_latent_kernel, *args, maps);
-}
-
-static int launch_combine(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
-  const long long batch = args->batch, num_q_heads = args->num_q_heads;
-  const long long num_kv_heads = args->num_kv_heads, seqlen_q = args->seqlen_q;
-  if (seqlen_q * (num_q_heads / num_kv_heads) > 0x7fffffffLL - kBr) return cudaErrorInvalidValue;
-  const long long blocks = (seqlen_q * (num_q_heads / num_kv_heads) + kBr - 1) / kBr * num_kv_heads * batch * kSplits;
-  if (blocks == 0) return cudaSuccess;
-  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
-  constexpr size_t smem_bytes = 0;
-  const cudaError_t status =
-      cudaFuncSetAttribute(attention_bf16_d576v512_latent_combine, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
-  if (status != cudaSuccess) return status;
-  cudaLaunchAttribute attribute;
-  const cudaLaunchConfig_t config = configure(unsigned(blocks), 512, smem_bytes, stream, attribute, begun);
-  return cudaLaunchKernelEx(&config, attention_bf16_d576v512_latent_combine, *args);
-}
-
-// Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
-// suit 16-byte accesses, cudaErrorInvalidValue for a shape or stride the kernel does not serve.
-extern "C" int attention_bf16_d576v512_latent(const AttentionArgs* args, cudaStream_t stream) {
-  if (args->batch < 0 || args->num_q_heads < 0 || args->num_kv_heads < 1 ||
-      args->num_q_heads % args->num_kv_heads != 0 || args->seqlen_q < 0 || args->seqlen_k < 0) {
-    return cudaErrorInvalidValue;
-  }
-  if (args->workspace == nullptr || reinterpret_cast<unsigned long long>(args->workspace) % 16 != 0) {
-    return cudaErrorInvalidValue;
-  }
-  const long long strides[] = {args->q_stride_batch, args->q_stride_head, args->q_stride_row,
-                               args->k_stride_batch, args->k_stride_head, args->k_stride_row,
-                               args->o_stride_batch, args->o_stride_head, args->o_stride_row};
-  for (const long long stride : strides) {
-    if (stride % kVec != 0) return cudaErrorMisalignedAddress;
-  }
-  const void* const pointers[] = {args->q, args->k, args->o};
-  for (const void* pointer : pointers) {
-    const auto address = reinterpret_cast<unsigned long long>(pointer);
-    if (address % (kVec * sizeof(__nv_bfloat16)) != 0) return cudaErrorMisalignedAddress;
-  }
-  bool begun = false;  // by a launch
-  if (const int status = launch_kernel(args, stream, begun)) return status;
-  if (const int status = launch_combine(args, stream, begun)) return status;
-  return cudaSuccess;
+  void* parameters[] = {const_cast<AttentionArgs*>(args), &maps};
+  return cudaLaunchKernel(attention_bf16_d576v512_latent_kernel, dim3(unsigned(blocks)), dim3(kThreads), parameters,
+                          smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 128, "num_kv_heads": 1, "seqlen_q": 1, "seqlen_k": 8192, "head_dim": 576, "head_dim_v": 512, "causal": false, "precision": "auto", "latent": true}, "family": "latent", "variant": {"splits": 1, "workspace_splits": 2, "boxes": 1, "l2_ahead": 0}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d576v512_latent", "launches": [{"threads": 384, "smem_bytes": 230400, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [{"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "workspace_splits": 2}, {"threads": 512, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "combine", "workspace_splits": 2, "dependent": true}], "digest": "35c55d2121144964", "figures": [769, 841]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 128, "num_kv_heads": 1, "seqlen_q": 1, "seqlen_k": 8192, "head_dim": 576, "head_dim_v": 512, "causal": false, "precision": "auto", "latent": true}, "family": "latent", "variant": {"splits": 2, "workspace_splits": 1, "boxes": 1, "l2_ahead": 0}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d576v512_latent", "launches": [{"threads": 384, "smem_bytes": 230400, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [{"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 2, "heads_per_cluster": 1, "role": "kernel"}], "digest": "ec3b9a46ae3cd0d2", "figures": [681, 816]}

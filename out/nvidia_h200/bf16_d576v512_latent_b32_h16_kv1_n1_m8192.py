@@ -4,8 +4,8 @@ For NVIDIA H200 (sm_90a) at batch 32, 16 query and 1 key/value heads, 1 query an
 mask. Serves any batch, number of heads, lengths and strides, grouped-query heads, and either mask.
 
 Measured on NVIDIA H200, batch 32, 16 query and 1 key/value heads, 1 query and 8192 key rows, without a mask:
-87.73 us (median), spread 1.1 %, 104.0 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per
-head against float64: 2.3e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0,
+87.55 us (median), spread 3.5 %, 104.2 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per
+head against float64: 2.4e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0,
 seed 0.
 
     from bf16_d576v512_latent_b32_h16_kv1_n1_m8192 import attention_latent
@@ -102,14 +102,14 @@ KERNELS: tuple[Tuned, ...] = (
             "arch": 90,
         },
         measurement={
-            "median_us": 87.72799745202065,
-            "spread": 0.011398871431662209,
-            "tflops": 104.03526546917412,
+            "median_us": 87.55199983716011,
+            "spread": 0.03481354252293022,
+            "tflops": 104.24439785470516,
             "registers": 168,
             "spill_bytes": 0,
             "smem_bytes": 230400,
             "occupancy": 0.1875,
-            "error": 0.002268023607603309,
+            "error": 0.002382019084251004,
             "predicted": False,
             "busy": "",
             "driver": "580.159.04 (CUDA 13.0)",

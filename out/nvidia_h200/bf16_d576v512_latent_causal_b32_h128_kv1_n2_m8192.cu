@@ -11,8 +11,8 @@
 //   boxes = 1                  chunks of 64 columns of keys that are waited for at once
 //
 // Measured on NVIDIA H200, batch 32, 128 query and 1 key/value heads, 2 query and 8192 key rows, with a
-// causal mask: 217.9 us (median), spread 0.6 %, 670.3 TFLOP/s, 168 registers per thread, occupancy 19 %.
-// Largest error per head against float64: 2.6e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0).
+// causal mask: 214.8 us (median), spread 3.6 %, 679.7 TFLOP/s, 168 registers per thread, occupancy 19 %.
+// Largest error per head against float64: 2.3e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0).
 // Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:

@@ -4,8 +4,8 @@ For NVIDIA H200 (sm_90a) at batch 32, 128 query and 1 key/value heads, 2 query a
 causal mask. Serves any batch, number of heads, lengths and strides, grouped-query heads, and either mask.
 
 Measured on NVIDIA H200, batch 32, 128 query and 1 key/value heads, 2 query and 8192 key rows, with a causal
-mask: 217.9 us (median), spread 0.6 %, 670.3 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error
-per head against float64: 2.6e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen
+mask: 214.8 us (median), spread 3.6 %, 679.7 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error
+per head against float64: 2.3e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen
 0.2.0, seed 0.
 
     from bf16_d576v512_latent_causal_b32_h128_kv1_n2_m8192 import attention_latent
@@ -101,14 +101,14 @@ KERNELS: tuple[Tuned, ...] = (
             "arch": 90,
         },
         measurement={
-            "median_us": 217.8560048341751,
-            "spread": 0.006095781764094274,
-            "tflops": 670.25912496259,
+            "median_us": 214.83200043439865,
+            "spread": 0.03578612361273115,
+            "tflops": 679.6937833876793,
             "registers": 168,
             "spill_bytes": 0,
-            "smem_bytes": 231424,
+            "smem_bytes": 230400,
             "occupancy": 0.1875,
-            "error": 0.0025988648814977283,
+            "error": 0.00229249276508134,
             "predicted": False,
             "busy": "",
             "driver": "580.159.04 (CUDA 13.0)",

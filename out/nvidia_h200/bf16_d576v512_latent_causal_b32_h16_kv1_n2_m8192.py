@@ -4,8 +4,8 @@ For NVIDIA H200 (sm_90a) at batch 32, 16 query and 1 key/value heads, 2 query an
 mask. Serves any batch, number of heads, lengths and strides, grouped-query heads, and either mask.
 
 Measured on NVIDIA H200, batch 32, 16 query and 1 key/value heads, 2 query and 8192 key rows, with a causal
-mask: 91.62 us (median), spread 1.1 %, 199.2 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error
-per head against float64: 2.3e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen
+mask: 89.54 us (median), spread 3.0 %, 203.9 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error
+per head against float64: 2.1e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen
 0.2.0, seed 0.
 
     from bf16_d576v512_latent_causal_b32_h16_kv1_n2_m8192 import attention_latent
@@ -102,14 +102,14 @@ KERNELS: tuple[Tuned, ...] = (
             "arch": 90,
         },
         measurement={
-            "median_us": 91.61599725484848,
-            "spread": 0.011089769430970184,
-            "tflops": 199.2282728225615,
+            "median_us": 89.53600004315376,
+            "spread": 0.030289515086081808,
+            "tflops": 203.85651455507085,
             "registers": 168,
             "spill_bytes": 0,
             "smem_bytes": 230400,
             "occupancy": 0.1875,
-            "error": 0.002276634359831763,
+            "error": 0.0021200421485969003,
             "predicted": False,
             "busy": "",
             "driver": "580.159.04 (CUDA 13.0)",

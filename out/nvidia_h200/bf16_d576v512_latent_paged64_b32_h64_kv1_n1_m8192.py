@@ -4,7 +4,7 @@ For NVIDIA H200 (sm_90a) at batch 32, 64 query and 1 key/value heads, 1 query an
 without a mask. Serves any batch, number of heads, lengths and strides, grouped-query heads, and either mask.
 
 Measured on NVIDIA H200, batch 32, 64 query and 1 key/value heads, 1 query and 8192 key rows, pages of 64,
-without a mask: 102.6 us (median), spread 1.0 %, 355.7 TFLOP/s, 168 registers per thread, occupancy 19 %.
+without a mask: 95.84 us (median), spread 1.4 %, 380.9 TFLOP/s, 168 registers per thread, occupancy 19 %.
 Largest error per head against float64: 1.8e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned
 by flashgen 0.2.0, seed 0.
 
@@ -110,14 +110,14 @@ KERNELS: tuple[Tuned, ...] = (
             "arch": 90,
         },
         measurement={
-            "median_us": 102.62399911880493,
-            "spread": 0.009900221141922875,
-            "tflops": 355.7376669148959,
+            "median_us": 95.83999961614609,
+            "spread": 0.014106816169594619,
+            "tflops": 380.918428236822,
             "registers": 168,
             "spill_bytes": 0,
             "smem_bytes": 230400,
             "occupancy": 0.1875,
-            "error": 0.0017900628856235218,
+            "error": 0.001788506642423994,
             "predicted": False,
             "busy": "",
             "driver": "580.159.04 (CUDA 13.0)",
