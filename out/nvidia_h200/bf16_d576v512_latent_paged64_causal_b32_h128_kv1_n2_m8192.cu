@@ -96,8 +96,6 @@ constexpr unsigned kChunkBytes = kBc * kChunk * sizeof(Element);
 constexpr int kRowsEnd = 1 << 30;
 constexpr long long kWayRound = 1LL << 34;
 
-constexpr int kPiece = 64;  // keys that are copied together: of one page, and of one tile
-constexpr int kPieces = kBc / kPiece;  // of a tile, each copied by a lane of the producer's warp
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
@@ -690,15 +688,13 @@ __device__ __forceinline__ int chunk_at(int place) {
   return place < kRestChunks ? 2 * kHalfChunks + place : place - kRestChunks;
 }
 
-// Brings tiles of keys to shared memory, chunk by chunk as there is room: each lane a piece of the rows, of one page.
+// Brings tiles of keys to shared memory, chunk by chunk as there is room.
 __device__ __forceinline__ void produce_keys(
     const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, const Tile& tile, const PagedRows& rows) {
-  const int lane = threadIdx.x % 32, own = lane * kPiece;  // how far the lane's piece is from a tile's first key
   // Pages are looked up a tile ahead. What the sequence has not may be in any: zeros will come of it.
   const auto find_page = [&](int first_key) {
-    const int key = first_key + own;
-    if (lane >= kPieces || first_key < 0 || key > rows.last_key) return 0;
-    return int(page_of(rows, unsigned(key) / unsigned(kPageSize)));
+    if (first_key < 0 || first_key > rows.last_key) return 0;
+    return int(page_of(rows, unsigned(first_key) / unsigned(kPageSize)));
   };
   const int heads = heads_of_page(args, args.k_stride_page, args.k_stride_head);
   int next_page = tile.num_tiles() > 0 ? find_page((tile.last_tile - 1) * kBc) : 0;
@@ -711,8 +707,8 @@ __device__ __forceinline__ void produce_keys(
     const int page = next_page;
     next_page = find_page(first_key - kBc);
     // Rows end where those of the sequence do.
-    const int row = unsigned(first_key + own) % unsigned(kPageSize);
-    const int end = min(max(rows.last_key + 1 - (first_key + own - row), 0), kPageSize);  // of the page's rows
+    const int row = unsigned(first_key) % unsigned(kPageSize);
+    const int end = min(max(rows.last_key + 1 - (first_key - row), 0), kPageSize);  // of the page's rows
 #pragma unroll 1
     for (int place = 0; place < kDChunks; ++place) {
       Barrier* const full = &smem.full[stage][place / kBoxes];
@@ -720,12 +716,9 @@ __device__ __forceinline__ void produce_keys(
       if (place == kRestChunks) barrier_wait(&smem.half_empty[stage][0], before);
       if (place == kRestChunks + kHalfChunks) barrier_wait(&smem.half_empty[stage][1], before);
       const int chunk = chunk_at(place);
-      if (lane == 0 && place % kBoxes == 0) barrier_expect(full, min(kBoxes, kDChunks - place) * kChunkBytes);
-      __syncwarp();
-      if (lane < kPieces) {
-        tma_load_until(smem.k[stage][chunk] + own * kChunk, &maps.k, full, chunk * kChunk, kRowsEnd - end + row,
-                       page * heads + tile.kv_head, end);
-      }
+      if (place % kBoxes == 0) barrier_expect(full, min(kBoxes, kDChunks - place) * kChunkBytes);
+      tma_load_until(smem.k[stage][chunk], &maps.k, full, chunk * kChunk, kRowsEnd - end + row,
+                     page * heads + tile.kv_head, end);
     }
   }
 }
@@ -977,8 +970,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
   if (warp < 4) {
     give_registers<24>();
-    if (warp == 0) {
-      if (elect_one()) prefetch_map(&maps.k);
+    if (warp == 0 && elect_one()) {
+      prefetch_map(&maps.k);
       produce_keys(args, maps, smem, tile, k_rows);
     }
   } else {
@@ -1098,4 +1091,4 @@ extern "C" int attention_bf16_d576v512_latent_paged64(const AttentionArgs* args,
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 128, "num_kv_heads": 1, "seqlen_q": 2, "seqlen_k": 8192, "head_dim": 576, "head_dim_v": 512, "causal": true, "precision": "auto", "page_size": 64, "latent": true}, "family": "latent", "variant": {"splits": 1, "workspace_splits": 1, "boxes": 1, "l2_ahead": 0}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d576v512_latent_paged64", "launches": [{"threads": 384, "smem_bytes": 230400, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [{"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "7faaa687aa3776d1", "figures": [949, 879]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 128, "num_kv_heads": 1, "seqlen_q": 2, "seqlen_k": 8192, "head_dim": 576, "head_dim_v": 512, "causal": true, "precision": "auto", "page_size": 64, "latent": true}, "family": "latent", "variant": {"splits": 1, "workspace_splits": 1, "boxes": 1, "l2_ahead": 0}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d576v512_latent_paged64", "launches": [{"threads": 384, "smem_bytes": 230400, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [{"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "97e2a7153e6ebf1f", "figures": [949, 879]}
