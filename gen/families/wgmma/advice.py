@@ -92,6 +92,8 @@ class AdvisedParameters(RuledParameters):
     def _last_turns_leave_blocks_idle(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if not self.shares_last_turn():
             return None
+        if self.pack_heads:
+            return "last_turn=shared: rows of packed heads have taken a fifth longer so"
         items, blocks = self.items(problem), limits.blocks_at_once(self.min_blocks, 1)
         left = items % blocks
         if self._blocks_alone(problem) < blocks or not 0 < left < FILLED * blocks:
