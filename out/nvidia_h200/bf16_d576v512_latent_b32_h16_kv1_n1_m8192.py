@@ -163,7 +163,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = LatentKeys(KERNELS, operator="attention_bf16_d576v512_latent_379c0e97")
+_bound = LatentKeys(KERNELS, operator="attention_bf16_d576v512_latent_1531ab42")
 attention_latent, explain, use = _bound.attention_latent, _bound.explain, _bound.use
 register_torch = _bound.register_torch
 

@@ -142,7 +142,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = LatentKeys(KERNELS, operator="attention_bf16_d576v512_latent_a3e2e481")
+_bound = LatentKeys(KERNELS, operator="attention_bf16_d576v512_latent_0d3d71e8")
 attention_latent, explain, use = _bound.attention_latent, _bound.explain, _bound.use
 register_torch = _bound.register_torch
 

@@ -163,7 +163,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = LatentKeys(KERNELS, operator="attention_bf16_d576v512_latent_5c0ac38e")
+_bound = LatentKeys(KERNELS, operator="attention_bf16_d576v512_latent_7f60b90b")
 attention_latent, explain, use = _bound.attention_latent, _bound.explain, _bound.use
 register_torch = _bound.register_torch
 

@@ -143,7 +143,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = LatentKeys(KERNELS, operator="attention_bf16_d576v512_latent_cf00ed3d")
+_bound = LatentKeys(KERNELS, operator="attention_bf16_d576v512_latent_3e62ef9d")
 attention_latent, explain, use = _bound.attention_latent, _bound.explain, _bound.use
 register_torch = _bound.register_torch
 

@@ -10,7 +10,8 @@ outputs follow them where they grew.
 
 There is room for two tiles alone. What hides how long memory takes is that parts of a tile are given up one
 by one: columns that are no values behind the tile's scores, each half of values behind the products of its
-consumer; and that scores begin with the first chunk that arrives.
+consumer; and that scores begin with the first chunk that arrives. As memory gives first what is asked for
+first, a block asks for its second tile once Q is there.
 
 Keys are split over the blocks of a cluster where rows are few, or over as many of none as fill the card,
 which meet in memory; outputs come together in an order that is always the same.
@@ -74,10 +75,10 @@ class Latent(RuledParameters):
         )
 
     def combine_threads(self, problem: Problem, main: Launch) -> int:
-        """Returns the threads of consumers, whose columns those put together that have them, times the parts
-        of a block's columns."""
-        quarters = problem.head_dim_v // CONSUMERS // COLUMNS_TOGETHER
-        parts = max(1, min(MOST_PARTS, quarters // self.workspace_splits))
+        """Returns the threads of consumers, for each of which one puts the same columns together, times the
+        parts that a block does its columns in."""
+        groups = problem.head_dim_v // CONSUMERS // COLUMNS_TOGETHER
+        parts = max(1, min(MOST_PARTS, groups // self.workspace_splits))
         return GROUP * CONSUMERS * parts
 
     def constants(self, problem: Problem, limits: DeviceLimits) -> dict[str, Any]:

@@ -616,16 +616,16 @@ __device__ __forceinline__ void recompute_row(
 // Brings a block's rows of Q to shared memory, swizzled as products read them; what is not there becomes zeros. Maxima
 // are taken of raw scores: a negative scale turns Q's sign instead.
 __device__ __forceinline__ void load_queries(const AttentionArgs& args, Chunk* q, const Tile& tile, int thread) {
-  constexpr int kPieces = kDChunks * kChunk / kVec;  // of a row, 16 bytes each
-  constexpr int kOwn = kBr * kPieces / kConsumerThreads;  // of a thread: neighbours have neighbouring ones
+  constexpr int kRowPieces = kDChunks * kChunk / kVec;  // 16 bytes each
+  constexpr int kOwn = kBr * kRowPieces / kConsumerThreads;  // of a thread: neighbours have neighbouring ones
   const unsigned signs = args.scale < 0.0f ? 0x80008000u : 0u;
   const Element* const first = args.q + tile.batch * args.q_stride_batch + tile.head * args.q_stride_head;
   // All are asked for before any is there: keys are on their way, too, and behind these each answer takes long.
   uint4 values[kOwn];
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
-    const int piece = i * kConsumerThreads + thread, column = piece % kPieces * kVec;
-    const int packed_row = tile.first_row + piece / kPieces;
+    const int piece = i * kConsumerThreads + thread, column = piece % kRowPieces * kVec;
+    const int packed_row = tile.first_row + piece / kRowPieces;
     const Element* const source =
         first + packed_row / tile.group * args.q_stride_row + packed_row % tile.group * args.q_stride_head + column;
     values[i] = make_uint4(0, 0, 0, 0);
@@ -633,7 +633,7 @@ __device__ __forceinline__ void load_queries(const AttentionArgs& args, Chunk* q
   }
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
-    const int piece = i * kConsumerThreads + thread, row = piece / kPieces, of_row = piece % kPieces;
+    const int piece = i * kConsumerThreads + thread, row = piece / kRowPieces, of_row = piece % kRowPieces;
     const uint4 value = values[i];
     *reinterpret_cast<uint4*>(q[of_row / 8] + row * kChunk + (of_row % 8 ^ row % 8) * kVec) =
         make_uint4(value.x ^ signs, value.y ^ signs, value.z ^ signs, value.w ^ signs);

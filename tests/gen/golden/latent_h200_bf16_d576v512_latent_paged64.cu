@@ -81,8 +81,6 @@ constexpr unsigned kChunkBytes = kBc * kChunk * sizeof(Element);
 constexpr int kRowsEnd = 1 << 30;
 constexpr long long kWayRound = 1LL << 34;
 
-constexpr int kPiece = 64;  // keys that are copied together: of one page, and of one tile
-constexpr int kPieces = kBc / kPiece;  // of a tile, each copied by a lane of the producer's warp
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
@@ -678,16 +676,16 @@ __device__ __forceinline__ void recompute_row(
 // Brings a block's rows of Q to shared memory, swizzled as products read them; what is not there becomes zeros. Maxima
 // are taken of raw scores: a negative scale turns Q's sign instead.
 __device__ __forceinline__ void load_queries(const AttentionArgs& args, Chunk* q, const Tile& tile, int thread) {
-  constexpr int kPieces = kDChunks * kChunk / kVec;  // of a row, 16 bytes each
-  constexpr int kOwn = kBr * kPieces / kConsumerThreads;  // of a thread: neighbours have neighbouring ones
+  constexpr int kRowPieces = kDChunks * kChunk / kVec;  // 16 bytes each
+  constexpr int kOwn = kBr * kRowPieces / kConsumerThreads;  // of a thread: neighbours have neighbouring ones
   const unsigned signs = args.scale < 0.0f ? 0x80008000u : 0u;
   const Element* const first = args.q + tile.batch * args.q_stride_batch + tile.head * args.q_stride_head;
   // All are asked for before any is there: keys are on their way, too, and behind these each answer takes long.
   uint4 values[kOwn];
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
-    const int piece = i * kConsumerThreads + thread, column = piece % kPieces * kVec;
-    const int packed_row = tile.first_row + piece / kPieces;
+    const int piece = i * kConsumerThreads + thread, column = piece % kRowPieces * kVec;
+    const int packed_row = tile.first_row + piece / kRowPieces;
     const Element* const source =
         first + packed_row / tile.group * args.q_stride_row + packed_row % tile.group * args.q_stride_head + column;
     values[i] = make_uint4(0, 0, 0, 0);
@@ -695,7 +693,7 @@ __device__ __forceinline__ void load_queries(const AttentionArgs& args, Chunk* q
   }
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
-    const int piece = i * kConsumerThreads + thread, row = piece / kPieces, of_row = piece % kPieces;
+    const int piece = i * kConsumerThreads + thread, row = piece / kRowPieces, of_row = piece % kRowPieces;
     const uint4 value = values[i];
     *reinterpret_cast<uint4*>(q[of_row / 8] + row * kChunk + (of_row % 8 ^ row % 8) * kVec) =
         make_uint4(value.x ^ signs, value.y ^ signs, value.z ^ signs, value.w ^ signs);
@@ -712,15 +710,13 @@ __device__ __forceinline__ int chunk_at(int place) {
   return place < kRestChunks ? 2 * kHalfChunks + place : place - kRestChunks;
 }
 
-// Brings tiles of keys to shared memory, chunk by chunk as there is room: each lane a piece of the rows, of one page.
+// Brings tiles of keys to shared memory, chunk by chunk as there is room.
 __device__ __forceinline__ void produce_keys(
     const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, const Tile& tile, const PagedRows& rows) {
-  const int lane = threadIdx.x % 32, own = lane * kPiece;  // how far the lane's piece is from a tile's first key
   // Pages are looked up a tile ahead. What the sequence has not may be in any: zeros will come of it.
   const auto find_page = [&](int first_key) {
-    const int key = first_key + own;
-    if (lane >= kPieces || first_key < 0 || key > rows.last_key) return 0;
-    return int(page_of(rows, unsigned(key) / unsigned(kPageSize)));
+    if (first_key < 0 || first_key > rows.last_key) return 0;
+    return int(page_of(rows, unsigned(first_key) / unsigned(kPageSize)));
   };
   const int heads = heads_of_page(args, args.k_stride_page, args.k_stride_head);
   int next_page = tile.num_tiles() > 0 ? find_page((tile.last_tile - 1) * kBc) : 0;
@@ -733,8 +729,8 @@ __device__ __forceinline__ void produce_keys(
     const int page = next_page;
     next_page = find_page(first_key - kBc);
     // Rows end where those of the sequence do.
-    const int row = unsigned(first_key + own) % unsigned(kPageSize);
-    const int end = min(max(rows.last_key + 1 - (first_key + own - row), 0), kPageSize);  // of the page's rows
+    const int row = unsigned(first_key) % unsigned(kPageSize);
+    const int end = min(max(rows.last_key + 1 - (first_key - row), 0), kPageSize);  // of the page's rows
 #pragma unroll 1
     for (int place = 0; place < kDChunks; ++place) {
       Barrier* const full = &smem.full[stage][place / kBoxes];
@@ -742,12 +738,9 @@ __device__ __forceinline__ void produce_keys(
       if (place == kRestChunks) barrier_wait(&smem.half_empty[stage][0], before);
       if (place == kRestChunks + kHalfChunks) barrier_wait(&smem.half_empty[stage][1], before);
       const int chunk = chunk_at(place);
-      if (lane == 0 && place % kBoxes == 0) barrier_expect(full, min(kBoxes, kDChunks - place) * kChunkBytes);
-      __syncwarp();
-      if (lane < kPieces) {
-        tma_load_until(smem.k[stage][chunk] + own * kChunk, &maps.k, full, chunk * kChunk, kRowsEnd - end + row,
-                       page * heads + tile.kv_head, end);
-      }
+      if (place % kBoxes == 0) barrier_expect(full, min(kBoxes, kDChunks - place) * kChunkBytes);
+      tma_load_until(smem.k[stage][chunk], &maps.k, full, chunk * kChunk, kRowsEnd - end + row,
+                     page * heads + tile.kv_head, end);
     }
   }
 }
@@ -1102,8 +1095,8 @@ extern "C" __global__ void __cluster_dims__(3, 1, 1) __launch_bounds__(kThreads,
 
   if (warp < 4) {
     give_registers<24>();
-    if (warp == 0) {
-      if (elect_one()) prefetch_map(&maps.k);
+    if (warp == 0 && elect_one()) {
+      prefetch_map(&maps.k);
       produce_keys(args, maps, smem, tile, k_rows);
     }
   } else {

@@ -188,6 +188,23 @@ def test_tiles_come_to_l2_before_there_is_room(page_size: int) -> None:
     assert "prefetch.tensor." not in render(Latent(), problem, H200).source
 
 
+@pytest.mark.parametrize(("page_size", "by_lanes"), [(8, True), (32, True), (64, False), (192, False)])
+def test_one_thread_copies_tiles_that_are_of_one_page(page_size: int, by_lanes: bool) -> None:
+    source = render(Latent(l2_ahead=1), replace(WHOLE, page_size=page_size), H200).source
+    assert ("kPieces" in source, "if (warp == 0 && elect_one())" in source) == (by_lanes, not by_lanes)
+
+
+def test_a_second_tile_is_asked_for_once_queries_are_there() -> None:
+    source = render(Latent(), WHOLE, H200).source
+    begun = source.index("load_queries(args, smem.q, tile, thread);")
+    assert "if (i == 1) barrier_wait(&smem.queries, 0);" in source
+    assert (
+        begun
+        < source.index("barrier_arrive(&smem.queries)")
+        < source.index("walk_of_first(args, smem", begun)
+    )
+
+
 def test_no_array_of_values_is_asked_for() -> None:
     source = render(Latent(), WHOLE, H200).source
     assert "args.v" not in source and "args->v" not in source
