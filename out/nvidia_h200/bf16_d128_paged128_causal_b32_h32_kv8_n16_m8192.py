@@ -192,7 +192,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = PagedAttention(KERNELS, operator="attention_bf16_d128_paged128_ca53bb2f")
+_bound = PagedAttention(KERNELS, operator="attention_bf16_d128_paged128_541c1d29")
 attention_paged, explain, use = _bound.attention_paged, _bound.explain, _bound.use
 register_torch = _bound.register_torch
 flash_attn_with_kvcache = _bound.flash_attn_with_kvcache

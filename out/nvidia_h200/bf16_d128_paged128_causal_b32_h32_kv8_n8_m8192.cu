@@ -97,9 +97,6 @@ constexpr int kThreads = 256;
 // Rows of maps end here, where those of a sequence do; as many steps of so many bytes come round to the same address.
 constexpr int kRowsEnd = 1 << 30;
 constexpr long long kWayRound = 1LL << 34;
-constexpr int kPiece = 64;  // keys that are copied together: of one page, and of one tile
-constexpr int kPieces = kBc / kPiece;  // of a tile, each copied by a lane of the producer's warp
-static_assert(kPieces <= 32 && kPiece % 8 == 0, "pieces are of whole groups of eight rows, swizzled alike");
 constexpr int kKStages = 2, kVStages = 2;  // tiles of K and of V in shared memory
 
 // A tile in shared memory is made of chunks of 64 columns, whose rows of 128 bytes are swizzled.
@@ -740,51 +737,47 @@ __device__ __forceinline__ int heads_of_page(const AttentionArgs& args, long lon
   return args.num_kv_heads == 1 || args.num_pages == 1 ? 1 : int(page_stride / head_stride);
 }
 
-// Where the keys are that a tile sees, for the lanes of the producer's warp, each of which has one piece of a tile.
+// Where the keys are that a tile sees, all of which are of one page.
 struct KeySource {
   PagedRows rows;
   int kv_head, k_heads, v_heads;  // of maps: so many a page
-  int own;  // how far a lane's piece is from a tile's first key
 
   __device__ __forceinline__ KeySource(const AttentionArgs& args, const Tile& tile)
       : rows(find_rows(args, tile.batch, args.k_stride_page, args.k_stride_row)),
         kv_head(tile.head / (args.num_q_heads / args.num_kv_heads)),
         k_heads(heads_of_page(args, args.k_stride_page, args.k_stride_head)),
-        v_heads(heads_of_page(args, args.v_stride_page, args.v_stride_head)),
-        own(threadIdx.x % 32 * kPiece) {}
+        v_heads(heads_of_page(args, args.v_stride_page, args.v_stride_head)) {}
 
-  // The page of a lane's piece of a tile. What the sequence has not may be in any: zeros will come of it.
+  // The page of a tile. What the sequence has not may be in any: zeros will come of it.
   __device__ __forceinline__ int find_page(int first_key) const {
-    const int key = first_key + own;
-    if (threadIdx.x % 32 >= kPieces || key > rows.last_key) return 0;
+    const int key = first_key;
+    if (key > rows.last_key) return 0;
     return page_of(rows, unsigned(key) / unsigned(kPageSize));
   }
 };
 
-// Starts to bring a tile of K, counting its bytes towards `full`: each lane its piece, from `page`, whose rows end
+// Starts to bring a tile of K, counting its bytes towards `full`, from `page`, whose rows end
 // where those of the sequence do.
 __device__ __forceinline__ void load_keys(
     KChunk* k, const TensorMaps& maps, Barrier* full, int first_key, const KeySource& source, int page) {
-  if (threadIdx.x % 32 >= kPieces) return;
-  const int key = first_key + source.own, row = unsigned(key) % unsigned(kPageSize);
+  const int key = first_key, row = unsigned(key) % unsigned(kPageSize);
   const int end = min(max(source.rows.last_key + 1 - (key - row), 0), kPageSize);  // of the page's rows
 #pragma unroll 1
   for (int i = 0; i < kDChunks; ++i) {
-    tma_load_until(k[i] + source.own * kChunk, &maps.k, full, i * kChunk,
+    tma_load_until(k[i], &maps.k, full, i * kChunk,
                    kRowsEnd - end + row, page * source.k_heads + source.kv_head, end);
   }
 }
 
-// Starts to bring a tile of V, counting its bytes towards `full`: each lane its piece, from `page`, whose rows end
+// Starts to bring a tile of V, counting its bytes towards `full`, from `page`, whose rows end
 // where those of the sequence do.
 __device__ __forceinline__ void load_values(
     VChunk* v, const TensorMaps& maps, Barrier* full, int first_key, const KeySource& source, int page) {
-  if (threadIdx.x % 32 >= kPieces) return;
-  const int key = first_key + source.own, row = unsigned(key) % unsigned(kPageSize);
+  const int key = first_key, row = unsigned(key) % unsigned(kPageSize);
   const int end = min(max(source.rows.last_key + 1 - (key - row), 0), kPageSize);  // of the page's rows
 #pragma unroll 1
   for (int i = 0; i < kDvChunks; ++i) {
-    tma_load_until(v[i] + source.own * kChunk, &maps.v, full, i * kChunk,
+    tma_load_until(v[i], &maps.v, full, i * kChunk,
                    kRowsEnd - end + row, page * source.v_heads + source.kv_head, end);
   }
 }
@@ -794,16 +787,14 @@ __device__ __forceinline__ void load_values(
 __device__ __forceinline__ void produce_tile(
     const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, const Tile& tile,
     PipelineState<kKStages>& k_pipe, PipelineState<kVStages>& v_pipe) {
-  const bool leads = threadIdx.x % 32 == 0;
   const KeySource source(args, tile);
-  // Of the lane's piece of a tile. Looked up before the wait for its stage, which hides how long that takes.
+  // Of a tile. Looked up before the wait for its stage, which hides how long that takes.
   const auto find_page = [&](int n) { return n < tile.first_tile ? 0 : source.find_page(n * kBc); };
   int page = find_page(tile.last_tile - 1), page_before = find_page(tile.last_tile - 2);
   const auto produce_k = [&](int n, int page) {
     Barrier* const full = &smem.k_full[k_pipe.stage];
     barrier_wait(&smem.k_empty[k_pipe.stage], k_pipe.phase ^ 1);
-    if (leads) barrier_expect(full, kKBytes);
-    __syncwarp();
+    barrier_expect(full, kKBytes);
     load_keys(smem.k[k_pipe.stage], maps, full, n * kBc, source, page);
     k_pipe.advance();
   };
@@ -812,8 +803,7 @@ __device__ __forceinline__ void produce_tile(
     if (n > tile.first_tile) produce_k(n - 1, page_before);
     Barrier* const full = &smem.v_full[v_pipe.stage];
     barrier_wait(&smem.v_empty[v_pipe.stage], v_pipe.phase ^ 1);
-    if (leads) barrier_expect(full, kVBytes);
-    __syncwarp();
+    barrier_expect(full, kVBytes);
     load_values(smem.v[v_pipe.stage], maps, full, n * kBc, source, page);
     v_pipe.advance();
     page = page_before;
@@ -967,11 +957,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   PipelineState<kVStages> v_pipe;
   if (warp < 4) {
     give_registers<24>();
-    if (warp == 0) {
-      if (elect_one()) {
-        prefetch_map(&maps.k);
-        prefetch_map(&maps.v);
-      }
+    if (warp == 0 && elect_one()) {
+      prefetch_map(&maps.k);
+      prefetch_map(&maps.v);
       for_each_tile(args, [&](const AttentionArgs& args, const Tile& tile) {
         produce_tile(args, maps, smem, tile, k_pipe, v_pipe);
       });
@@ -1090,4 +1078,4 @@ extern "C" int attention_bf16_d128_paged128(const AttentionArgs* args, cudaStrea
                           smem_bytes, stream);
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 8, "seqlen_k": 8192, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto", "page_size": 128}, "family": "wgmma", "variant": {"pack_heads": true, "br": 64, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 64, "persistent": false, "last_turn": "whole", "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "powers": "rounded", "score_type": "f32", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 2, "v_stages": 2, "summed_columns": 0, "schedule": "overlapped", "q_in_registers": true, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 16, "min_blocks": 2, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_paged128", "launches": [{"threads": 256, "smem_bytes": 82944, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [{"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "d284604dff2a6a42", "figures": [1760, 1132]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 32, "num_kv_heads": 8, "seqlen_q": 8, "seqlen_k": 8192, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto", "page_size": 128}, "family": "wgmma", "variant": {"pack_heads": true, "br": 64, "splits": 1, "workspace_splits": 1, "split": "in_place", "bc": 64, "persistent": false, "last_turn": "whole", "q_stages": 1, "o_apart": false, "p_in_shared": false, "weights": "f16", "values": "in_place", "powers": "rounded", "score_type": "f32", "promotion": "tiles", "bias_stages": 0, "bias_heads": 1, "seen_bits": false, "far_keys": "walked", "copiers": 1, "k_stages": 2, "v_stages": 2, "summed_columns": 0, "schedule": "overlapped", "q_in_registers": true, "order_of_groups": "free", "rescale": "lazy", "poly_exp": 0, "section": 16, "min_blocks": 2, "cluster_over": "rows", "cluster": 1, "tail": 0, "split_by": "rows", "tangent": "polynomial"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_paged128", "launches": [{"threads": 256, "smem_bytes": 82944, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [{"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": true, "splits": 1, "heads_per_cluster": 1, "role": "kernel"}], "digest": "8476ed0c0c2b0ae4", "figures": [1760, 1132]}

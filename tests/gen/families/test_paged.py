@@ -170,7 +170,9 @@ def test_pages_come_in_pieces_of_a_tile() -> None:
         variant = Wgmma(br=64, bc=128, cluster=cluster)
         kernel = render(variant, replace(problem, page_size=size, seqlen_q=200), H200)
         assert {each.rows for each in kernel.launch.tensor_maps if each.array in "kv"} == {piece}
-        assert f"constexpr int kPiece = {piece};" in kernel.source
+        by_lanes = piece < variant.bc // cluster  # else one thread copies all
+        assert (f"constexpr int kPiece = {piece};" in kernel.source) == by_lanes
+        assert ("if (warp == 0 && elect_one()) {" in kernel.source) == (not by_lanes)
         assert f"constexpr int kPageSize = {size};" in kernel.source
 
 

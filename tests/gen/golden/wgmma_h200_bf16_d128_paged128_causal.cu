@@ -1,0 +1,1110 @@
+// attention_bf16_d128_paged128: flash attention, bf16, head dim 128, tuned with a causal mask.
+//
+// o = softmax(scale * q k^T) v, and optionally the log-sum-exp of each row. Queries are (batch, heads, seqlen,
+// head_dim) by strides with a contiguous head dim; a causal mask is aligned bottom-right in each sequence; several query
+// heads may share one key/value head. How many keys a sequence has only the card knows; that, lengths, strides, heads
+// and scale are run-time arguments.
+//
+// Keys and values lie in pages of 128 keys: caches are (pages, heads, page_size, head_dim) by strides. Each
+// sequence's row of page_table lists its pages, which others may have too.
+//
+// Family wgmma:
+//   br = 128                   query rows per tile, 64 for each warpgroup that computes
+//   bc = 128                   keys per tile
+//   persistent = true          blocks stay for several tiles
+//   q_stages = 1               Q tiles in shared memory: 2 bring the next one early
+//   k_stages = 2               K tiles in shared memory
+//   v_stages = 2               V tiles in shared memory
+//   schedule = overlapped      the next scores: before these outputs, or behind them
+//   q_in_registers = false     keep Q in registers, which relieves shared memory
+//   order_of_groups = free     what warpgroups do in turns: nothing, products, exponentials
+//   rescale = lazy             when outputs follow the running maximum: once it grew, or always
+//   poly_exp = 0               one exponential in so many is a polynomial, 0 none
+//   section = 1                heads whose tiles start together by length, 0 all of them
+//   min_blocks = 1             blocks per SM
+//   pack_heads = true          query heads that share keys fill one tile's rows together
+//   cluster = 2                blocks that share each copy of K and V
+
+#include <cuda_bf16.h>
+#include <cuda.h>
+#include <cuda_pipeline.h>
+
+#if defined(FLASHGEN_DEBUG) && !defined(__CUDACC_RTC__)
+#include <cstdio>
+#endif
+
+#ifndef FLASHGEN_CAUSAL
+#define FLASHGEN_CAUSAL 1
+#endif
+
+// Strides are in elements. lse may be null; else it is contiguous (batch, num_q_heads, seqlen_q).
+struct AttentionArgs {
+  const __nv_bfloat16* q;
+  const __nv_bfloat16* k;
+  const __nv_bfloat16* v;
+  __nv_bfloat16* o;
+  float* lse;
+  const int* page_table;  // (batch, max_pages): the pages of each sequence's keys, in their order
+  const int* seqused_k;  // keys of each sequence; null: all have seqlen_k
+  long long q_stride_batch, q_stride_head, q_stride_row;
+  long long k_stride_page, k_stride_head, k_stride_row;
+  long long v_stride_page, v_stride_head, v_stride_row;
+  long long o_stride_batch, o_stride_head, o_stride_row;
+  long long page_table_stride;  // from one row to the next
+  int batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k, num_pages, page_size, max_pages;
+  float scale;  // multiplies q k^T, usually 1 / sqrt(head_dim)
+};
+static_assert(sizeof(AttentionArgs) == 200, "callers from other languages pack the arguments by hand");
+
+// The arrays as the copy engine reads and writes them.
+struct TensorMaps {
+  CUtensorMap k, v;
+};
+
+constexpr bool kCausal = FLASHGEN_CAUSAL;
+constexpr bool kRowsMayBeEmpty = kCausal;  // though there are keys
+constexpr bool kLaterRowsSeeMore = kCausal;
+
+using Element = __nv_bfloat16;
+using Barrier = unsigned long long;
+constexpr int kD = 128;  // head dim of queries and keys
+constexpr int kDv = 128;  // head dim of values and outputs
+constexpr int kVec = 8;  // elements that strides must be multiples of, for the copy engine
+
+constexpr int kBr = 128;  // query rows per tile: 64 for each consumer
+constexpr int kBc = 128;  // keys per tile
+constexpr int kConsumers = 2;  // warpgroups that compute, beside the producer
+constexpr int kWarpgroup = 128;  // threads of a warpgroup
+constexpr int kThreads = 384;
+constexpr int kCluster = 2;  // blocks that walk the same keys, each with one of as many neighbouring tiles
+constexpr int kClusterRows = kCluster * kBr;  // query rows of all of them
+constexpr int kShare = kBc / kCluster;  // keys of a tile that each of them copies to all
+constexpr unsigned short kEveryBlock = (1 << kCluster) - 1;  // of a cluster, a bit each
+static_assert(kShare % 8 == 0, "shares are of whole groups of eight rows, within which rows are swizzled");
+constexpr int kMaxBlocks = 132;  // that H200 runs at once, each of which takes several tiles
+// Rows of maps end here, where those of a sequence do; as many steps of so many bytes come round to the same address.
+constexpr int kRowsEnd = 1 << 30;
+constexpr long long kWayRound = 1LL << 34;
+constexpr int kKStages = 2, kVStages = 2;  // tiles of K and of V in shared memory
+
+// A tile in shared memory is made of chunks of 64 columns, whose rows of 128 bytes are swizzled.
+constexpr int kChunk = 64;
+constexpr int kDChunks = (kD + kChunk - 1) / kChunk;
+constexpr int kDvChunks = (kDv + kChunk - 1) / kChunk;
+constexpr int kDSteps = (kD + 15) / 16;  // steps of 16 along the head dim in q k^T
+constexpr int kKeySteps = kBc / 16;  // steps of 16 along the keys in p v
+constexpr int kValueTiles = kDv / 8;  // columns of eight in a thread's outputs
+
+// Named barriers of the block, by consumer.
+constexpr int kConsumerBarrier = 1;  // its own
+
+constexpr unsigned kKBytes = kBc * kDChunks * kChunk * sizeof(Element);
+constexpr unsigned kVBytes = kBc * kDvChunks * kChunk * sizeof(Element);
+
+constexpr float kLog2e = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
+
+using QChunk = Element[64 * kChunk];  // of the 64 rows of one consumer
+using KChunk = Element[kBc * kChunk];
+using VChunk = KChunk;
+using OChunk = QChunk;
+
+struct SharedStorage {
+  // Q by consumer, and then its outputs on their way to global memory.
+  alignas(1024) QChunk q[1][kConsumers][kDChunks];
+  alignas(1024) KChunk k[kKStages][kDChunks];
+  alignas(1024) VChunk v[kVStages][kDvChunks];
+  // A stage is full once its bytes have arrived, and empty once every consumer has done with it, of all blocks of the
+  // cluster, which copy to each other.
+  Barrier k_full[kKStages], k_empty[kKStages], v_full[kVStages], v_empty[kVStages];
+};
+static_assert(sizeof(SharedStorage) == 164864, "the size that pruning counted on");
+
+constexpr int kPageSize = 128;  // keys per page
+
+// How the rows of a sequence's keys, or of its values, are found: in pages, which its row of the table lists.
+struct PagedRows {
+  const int* pages;
+  long long page_stride, row_stride;
+  int num_pages;  // of the cache
+  int last_key;  // of the sequence: the table says nothing of later ones
+};
+
+__device__ __forceinline__ PagedRows find_rows(
+    const AttentionArgs& args, int batch, long long page_stride, long long row_stride) {
+  const int* pages = args.page_table + batch * args.page_table_stride;
+  return {pages, page_stride, row_stride, args.num_pages, args.seqlen_k - 1};
+}
+
+// How many keys a sequence has: no more than the caller knows there to be room for.
+__device__ __forceinline__ int count_keys(const AttentionArgs& args, int batch) {
+  return args.seqused_k == nullptr ? args.seqlen_k : min(max(__ldg(args.seqused_k + batch), 0), args.seqlen_k);
+}
+
+// The page that is number `nth` of a sequence. Whatever the table says, it is one of the cache.
+__device__ __forceinline__ unsigned page_of(const PagedRows& rows, int nth) {
+  const int page = __ldg(rows.pages + nth);
+#ifdef FLASHGEN_DEBUG
+  if (unsigned(page) >= unsigned(rows.num_pages)) {
+    printf("flashgen: the page table has page %d, the cache has %d pages\n", page, rows.num_pages);
+  }
+#endif
+  return min(unsigned(page), unsigned(rows.num_pages - 1));
+}
+
+// How far it begins.
+__device__ __forceinline__ long long page_offset(const PagedRows& rows, int nth) {
+  return page_of(rows, nth) * rows.page_stride;
+}
+
+// How far a key's row is.
+__device__ __forceinline__ long long row_offset(const PagedRows& rows, int key) {
+  const int nth = int(unsigned(key) / unsigned(kPageSize));
+  return page_offset(rows, nth) + (key - nth * kPageSize) * rows.row_stride;
+}
+
+__device__ __forceinline__ unsigned shared_address(const void* pointer) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+// PTX by name; a host compiler that emulates a card brings its own.
+#ifdef __CUDACC__
+// A barrier in shared memory (PTX mbarrier): a phase ends when `arrivals` threads have arrived and all announced bytes
+// are there.
+__device__ __forceinline__ void barrier_init(Barrier* barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+
+// Shows initialised barriers to the copy engine.
+__device__ __forceinline__ void fence_barrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
+}
+
+// Arrives, and announces bytes that copies will bring in this phase.
+__device__ __forceinline__ void barrier_expect(Barrier* barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+               :
+               : "r"(shared_address(barrier)), "r"(bytes)
+               : "memory");
+}
+
+// Waits for the end of the phase of that parity. A new barrier's previous phase counts as one of parity 1, ended.
+__device__ __forceinline__ void barrier_wait(Barrier* barrier, unsigned parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}"
+      :
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+}
+
+// Waits until `threads` threads have come to barrier `id` of the block, this one's warp among them.
+__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
+// Shows ordinary writes to shared memory to the copy engine and the tensor cores.
+__device__ __forceinline__ void fence_proxy_async() {
+  asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+}
+
+__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
+}
+
+// Copies kBytes (4, 8 or 16) from global to shared memory while the thread goes on; zeros unless `inside`.
+template <int kBytes>
+__device__ __forceinline__ void copy_async(void* shared, const void* global, bool inside) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  const int from_global = inside ? kBytes : 0;
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :
+                 : "r"(address), "l"(global), "r"(from_global)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+                 :
+                 : "r"(address), "l"(global), "n"(kBytes), "r"(from_global)
+                 : "memory");
+  }
+}
+
+// Brings the box of rows from (x, kRowsEnd - row before `end`, head) on, where they end, zeros for what is not there,
+// to the same place in each of the cluster's `blocks`, a bit each, whose barrier of that place counts the bytes.
+__device__ __forceinline__ void tma_multicast_until(
+    void* shared, const CUtensorMap* map, Barrier* barrier, unsigned short blocks, int x, int row, int head, int end) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+      " [%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;"
+      :
+      : "r"(shared_address(shared)), "l"(map), "r"(shared_address(barrier)), "h"(blocks), "r"(x), "r"(row), "r"(head),
+        "r"(end), "r"(kRowsEnd)
+      : "memory");
+}
+
+// Arrives at the barrier of a block of the cluster that is where this block's `barrier` is. It publishes no writes to
+// that block: what it gives up has been read, and a release to the whole cluster would be a fence of all memory.
+__device__ __forceinline__ void barrier_arrive_at(Barrier* barrier, unsigned block) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+      "}"
+      :
+      : "r"(shared_address(barrier)), "r"(block)
+      : "memory");
+}
+
+// Waits until all threads of the cluster have come, but for those that have ended.
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile(
+      "barrier.cluster.arrive.release;\n"
+      "barrier.cluster.wait.acquire;"
+      :
+      :
+      : "memory");
+}
+
+// Changes how many registers a thread of this warpgroup has, whose four warps all call it.
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(kRegisters));
+}
+
+// True in one lane of a full warp.
+__device__ __forceinline__ bool elect_one() {
+  unsigned elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "elect.sync _|p, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(elected));
+  return elected != 0;
+}
+
+__device__ __forceinline__ void stmatrix_x4(void* row, const unsigned* m) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+               :
+               : "r"(shared_address(row)), "r"(m[0]), "r"(m[1]), "r"(m[2]), "r"(m[3])
+               : "memory");
+}
+
+// Orders what this warpgroup's threads wrote to registers before its next products.
+__device__ __forceinline__ void wgmma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
+}
+
+// Closes a group of products.
+__device__ __forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
+}
+
+// Waits for all but the last kGroups groups.
+template <int kGroups>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(kGroups) : "memory");
+}
+
+// Keeps the compiler from reading products before the wait that precedes this.
+template <int n>
+__device__ __forceinline__ void hold(float (&registers)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) asm volatile("" : "+f"(registers[i]) : : "memory");
+}
+
+// D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. q k^T reads both factors from shared memory,
+// p v has p in registers and v by rows of n.
+__device__ __forceinline__ void wgmma_m64n128k16_bf16_ss(
+    float (&d)[64], unsigned long long a, unsigned long long b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+      "%64, %65, p, 1, 1, 0, 0;\n"
+      "}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+      : "l"(a), "l"(b), "r"(int(accumulate)));
+}
+
+__device__ __forceinline__ void wgmma_m64n128k16_bf16_rs_trans(
+    float (&d)[64], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %69, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+      "{%64, %65, %66, %67}, %68, p, 1, 1, 1;\n"
+      "}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));
+}
+
+#endif
+
+// Two numbers in one register, the first in its low half.
+__device__ __forceinline__ unsigned pack(float first, float second) {
+  const __nv_bfloat162 both = __floats2bfloat162_rn(first, second);
+  return reinterpret_cast<const unsigned&>(both);
+}
+
+// What wgmma reads from `start` on: rows of 128 bytes, swizzled, groups of eight rows one after the other; chunks of 64
+// columns `chunk_bytes` apart where the columns are what is multiplied in parallel.
+__device__ __forceinline__ unsigned long long descriptor(const void* start, unsigned chunk_bytes = 16) {
+  constexpr unsigned long long kSwizzle128 = 1ULL << 62, kGroupOfRows = 1024ULL >> 4 << 32;
+  return kSwizzle128 | kGroupOfRows | static_cast<unsigned long long>(chunk_bytes >> 4) << 16 |
+         (shared_address(start) & 0x3ffff) >> 4;
+}
+
+// The descriptor of a step of 32 bytes along the columns of a tile's chunks, and of one of sixteen keys along its rows.
+template <typename Chunk>
+__device__ __forceinline__ unsigned long long step_of_columns(unsigned long long tile, int step) {
+  return tile + ((step / 4 * int(sizeof(Chunk)) + step % 4 * 32) >> 4);
+}
+__device__ __forceinline__ unsigned long long step_of_keys(unsigned long long tile, int step) {
+  return tile + (step * 16 * 128 >> 4);
+}
+
+// Where a pipeline of `stages` buffers stands: the buffer, and the parity of the phase that fills it.
+template <int stages>
+struct PipelineState {
+  int stage = 0;
+  unsigned phase = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == stages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// The work of one block at a time: kBr of the kClusterRows query rows that its cluster takes of one head, and the keys
+// that some of these see.
+struct Tile {
+  int first_row, head, batch;  // the first of those packed
+  int last_tile;  // of keys: some row of the cluster sees those of [first_tile, last_tile)
+  static constexpr int first_tile = 0;
+
+  __device__ __forceinline__ Tile(const AttentionArgs& args, int q_tile, int kv_head, int batch)
+      : head(kv_head * (args.num_q_heads / args.num_kv_heads)), batch(batch) {
+    first_row = q_tile * kClusterRows + blockIdx.x % kCluster * kBr;
+    // The query heads that share a head of keys fill the rows of tiles together.
+    const int group = args.num_q_heads / args.num_kv_heads;
+    int end_key = args.seqlen_k;
+    const int last_position = ((q_tile + 1) * kClusterRows - 1) / group;
+    if (kCausal) end_key = max(0, min(end_key, last_position + args.seqlen_k - args.seqlen_q + 1));
+    last_tile = (end_key + kBc - 1) / kBc;
+  }
+};
+
+// Does `work` on one tile, by the arguments of its sequence.
+template <typename Work>
+__device__ __forceinline__ void work_on_tile(
+    const AttentionArgs& all, const Work& work, int q_tile, int head, int batch) {
+  AttentionArgs args = all;
+  args.seqlen_k = count_keys(all, batch);
+  work(args, Tile(args, q_tile, head, batch));
+}
+
+// Divides by what is the same for many numbers, multiplying by its inverse (Granlund and Montgomery, "Division by
+// invariant integers using multiplication", 1994), which finds the quotient or one less.
+struct Divisor {
+  int value;
+  unsigned inverse;
+
+  __device__ __forceinline__ explicit Divisor(int value) : value(value), inverse(0xffffffffu / unsigned(value)) {}
+
+  __device__ __forceinline__ int divide(int number, int& remainder) const {
+    const int quotient = __umulhi(number, inverse);
+    remainder = number - quotient * value;
+    const bool less = remainder >= value;
+    remainder -= less ? value : 0;
+    return quotient + less;
+  }
+};
+
+// The tiles of a cluster that stays. Where later rows see more keys, they come in pairs of one head, the longest and
+// the shortest that are left, so that all pairs take as long.
+template <typename Work>
+__device__ __forceinline__ void for_each_tile(const AttentionArgs& args, const Work& work) {
+  const int q_tiles = (args.seqlen_q * (args.num_q_heads / args.num_kv_heads) + kClusterRows - 1) / kClusterRows,
+            num_heads = args.num_kv_heads;
+  const Divisor items(kLaterRowsSeeMore ? (q_tiles + 1) / 2 : q_tiles);  // tiles or pairs, of one head
+  const Divisor heads(num_heads);  // of one batch
+  for (int item = blockIdx.x / kCluster; item < items.value * num_heads * args.batch; item += gridDim.x / kCluster) {
+    int first, head;
+    const int batch = heads.divide(items.divide(item, first), head), last = q_tiles - 1 - first;
+    for (int q_tile = kLaterRowsSeeMore ? last : first;; q_tile = first) {
+      work_on_tile(args, work, q_tile, head, batch);
+      if (q_tile == first) break;
+    }
+  }
+}
+
+// Hides the keys of a tile that a row does not see.
+template <int n>
+__device__ __forceinline__ void mask(float (&s)[n], int row, int group, int first_key, int seqlen_q, int seqlen_k) {
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    int end = seqlen_k;
+    if (kCausal) end = min(end, (row + e / 2 * 8) / group + seqlen_k - seqlen_q + 1);
+    end -= first_key + threadIdx.x % 4 * 2 + e % 2;
+#pragma unroll
+    for (int t = 0; t < n / 4; ++t) {
+      if (t * 8 >= end) s[4 * t + e] = -kInfinity;
+    }
+  }
+}
+
+// The softmax of a thread's two rows, g = lane / 4 and g + 8 of its warp's sixteen: element i of its scores or outputs
+// belongs to row i / 2 % 2 and column 8 (i / 4) + 2 (lane % 4) + i % 2.
+struct SoftmaxState {
+  float max[2];  // running maxima of scale * score, in powers of two, and
+  float sum[2];  // this thread's share of the sums of weights
+};
+
+// Raises the running maximum of each row to the tile's. What was summed so far must be multiplied by `rescale`,
+// where true is returned.
+template <int n>
+__device__ __forceinline__ bool raise_maximum(
+    const float (&s)[n], SoftmaxState& softmax, float (&rescale)[2], float scale) {
+  // A maximum that is out of date by a factor of 2^8 harms neither range nor precision. As integers, positive
+  // floats compare as they are; zero bounds the others.
+  bool grown = false;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    int bound = 0;
+#pragma unroll
+    for (int t = 0; t < n / 4; ++t) {
+      bound = __vimax3_s32(bound, __float_as_int(s[4 * t + 2 * h]), __float_as_int(s[4 * t + 2 * h + 1]));
+    }
+    grown |= fmaf(__int_as_float(bound), scale, -softmax.max[h]) > 8.0f;
+  }
+  if (!__any_sync(0xffffffffu, grown)) return false;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float tile_max = fmaxf(s[2 * h], s[2 * h + 1]);
+#pragma unroll
+    for (int t = 1; t < n / 4; ++t) tile_max = fmaxf(tile_max, fmaxf(s[4 * t + 2 * h], s[4 * t + 2 * h + 1]));
+    tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
+    tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
+    const float row_max = fmaxf(softmax.max[h], tile_max * scale);
+    // A row that has seen no key yet keeps its maximum of -infinity, against which nothing can be measured.
+    const float base = kRowsMayBeEmpty && row_max == -kInfinity ? 0.0f : row_max;
+    rescale[h] = exp2f(softmax.max[h] - base);
+    softmax.max[h] = row_max;
+    softmax.sum[h] *= rescale[h];
+  }
+  return true;
+}
+
+// Turns the scores of a tile into weights, 2^(score - maximum), and adds them to the rows' sums.
+template <int n>
+__device__ __forceinline__ void weigh(float (&s)[n], SoftmaxState& softmax, float scale) {
+  float base[2], sum[2][2] = {};  // of even and of odd columns: short chains of additions
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    base[h] = kRowsMayBeEmpty && softmax.max[h] == -kInfinity ? 0.0f : softmax.max[h];
+  }
+#pragma unroll
+  for (int i = 0; i < n; ++i) {
+    const float exponent = fmaf(s[i], scale, -base[i / 2 % 2]);
+    s[i] = exp2f(exponent);
+    sum[i / 2 % 2][i % 2] += s[i];
+  }
+#pragma unroll
+  for (int h = 0; h < 2; ++h) softmax.sum[h] += sum[h][0] + sum[h][1];
+}
+
+// Weights as operands of sixteen keys each: two neighbouring tiles of eight, as a thread has them.
+template <int n>
+__device__ __forceinline__ void pack_weights(const float (&s)[n], unsigned (&p)[n / 8][4]) {
+#pragma unroll
+  for (int i = 0; i < n / 2; ++i) p[i / 4][i % 4] = pack(s[2 * i], s[2 * i + 1]);
+}
+
+__device__ __forceinline__ void rescale_output(float (&o)[kDv / 2], const float (&rescale)[2]) {
+#pragma unroll
+  for (int i = 0; i < kDv / 2; ++i) o[i] *= rescale[i / 2 % 2];
+}
+
+// Starts s = q k^T for a consumer's rows and one tile of keys, not scaled.
+__device__ __forceinline__ void start_qk(
+    float (&s)[kBc / 2], unsigned long long q, unsigned long long k) {
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < kDSteps; ++step) {
+    const unsigned long long k_step = step_of_columns<KChunk>(k, step);
+    wgmma_m64n128k16_bf16_ss(s, step_of_columns<QChunk>(q, step), k_step, step > 0);
+  }
+  wgmma_commit();
+}
+
+// Starts o += p v for a consumer's rows and one tile of keys.
+template <int steps>
+__device__ __forceinline__ void start_pv(float (&o)[kDv / 2], const unsigned (&p)[steps][4], unsigned long long v) {
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < steps; ++step) {
+    wgmma_m64n128k16_bf16_rs_trans(o, p[step], step_of_keys(v, step), true);
+  }
+  wgmma_commit();
+}
+
+// Turns the sign of a consumer's Q: maxima are taken of raw scores, which a negative scale would turn round.
+__device__ __forceinline__ void negate_q(QChunk* q, int consumer) {
+  unsigned* pairs = reinterpret_cast<unsigned*>(q);
+  for (int i = threadIdx.x % kWarpgroup; i < kDChunks * 64 * kChunk / 2; i += kWarpgroup) pairs[i] ^= 0x80008000u;
+  fence_proxy_async();
+  named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
+}
+
+// Where a packed row of a tile's heads has its log-sum-exp.
+__device__ __forceinline__ long long lse_index(const AttentionArgs& args, const Tile& tile, int row, int group) {
+  const int head = tile.head + row % group;
+  return (1LL * tile.batch * args.num_q_heads + head) * args.seqlen_q + row / group;
+}
+
+// Whether what the tensor cores made of a row can be trusted. Beyond 2^20, the maximum is rounded by more than weights
+// can bear; and sums that are no number, or huge, come of scores beyond float32 or of inputs that are no numbers.
+__device__ __forceinline__ bool trusted(float row_max, float row_sum) {
+  return fabsf(row_max) <= 1048576.0f && row_sum < 1e30f;
+}
+
+// Computes one row again by a warp, 32 keys at a time, in double precision, which holds every product of two inputs
+// and every score: slow, and right wherever the result is a number. Of inputs that are none it makes what IEEE
+// arithmetic makes of them. `write` takes a column and its output. Lanes never part, or the compiler would keep in
+// registers of every lane what the caller has in uniform ones.
+template <typename Write>
+__device__ __forceinline__ void recompute_row(
+    const AttentionArgs& args, int batch, int head, int row, const Write& write) {
+  constexpr int kColumns = (kDv + 31) / 32;  // of a lane: every 32nd
+  const int lane = threadIdx.x % 32, kv_head = head / (args.num_q_heads / args.num_kv_heads);
+  const Element* q = args.q + batch * args.q_stride_batch + head * args.q_stride_head + row * args.q_stride_row;
+  const Element* k = args.k + kv_head * args.k_stride_head;
+  const Element* v = args.v + kv_head * args.v_stride_head;
+  const PagedRows k_rows = find_rows(args, batch, args.k_stride_page, args.k_stride_row);
+  const PagedRows v_rows = find_rows(args, batch, args.v_stride_page, args.v_stride_row);
+
+  const double scale = double(args.scale) * 1.4426950408889634;
+  const int end_key = kCausal ? min(args.seqlen_k, row + args.seqlen_k - args.seqlen_q + 1) : args.seqlen_k;
+  double row_max = -kInfinity, row_sum = 0.0, o[kColumns] = {};
+#pragma unroll 1
+  for (int first_key = 0; first_key < end_key; first_key += 32) {
+    const Element* key = k + row_offset(k_rows, min(first_key + lane, end_key - 1));
+    double score = 0.0;
+#pragma unroll 4
+    for (int x = 0; x < kD; ++x) score += double(__bfloat162float(q[x])) * double(__bfloat162float(key[x]));
+    score = first_key + lane < end_key ? score * scale : -kInfinity;
+    double largest = score;  // or what is no number, where one of them is none
+#pragma unroll 1
+    for (int distance = 16; distance > 0; distance /= 2) {
+      const double other = __shfl_xor_sync(0xffffffffu, largest, distance);
+      largest = largest >= other || largest != largest ? largest : other;
+    }
+    largest = row_max > largest ? row_max : largest;
+    // Against a maximum of -infinity nothing can be measured.
+    const double base = largest == -kInfinity ? 0.0 : largest;
+    const float weight = exp2f(float(score - base)), rescale = exp2f(float(row_max - base));
+    row_max = largest;
+    row_sum *= rescale;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) o[c] *= rescale;
+    const int num_keys = min(32, end_key - first_key);
+#pragma unroll 1
+    for (int j = 0; j < num_keys; ++j) {
+      const double factor = __shfl_sync(0xffffffffu, weight, j);
+      row_sum += factor;
+      const Element* value = v + row_offset(v_rows, first_key + j);
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        const int x = c * 32 + lane;
+        if (x < kDv) o[c] += factor * double(__bfloat162float(value[x]));
+      }
+    }
+    if (__any_sync(0xffffffffu, row_sum != row_sum)) break;  // no number by now, nor will it be one
+  }
+  const bool seen = end_key > 0;
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    const int x = c * 32 + lane;
+    if (x < kDv) write(x, seen ? float(o[c] / row_sum) : 0.0f);
+  }
+  if (args.lse != nullptr && lane == 0) {
+    const double sum = log2f(float(row_sum));
+    args.lse[(1LL * batch * args.num_q_heads + head) * args.seqlen_q + row] =
+        seen ? float((row_max + sum) * 0.6931471805599453) : -kInfinity;
+  }
+}
+
+// Computes rows of a warp again, from `first_row` on: row 8 i + g where bit i of `untrusted` is set in one of the four
+// lanes from 4 g on that share it. `write` takes a row, counted from the first, a column and its output.
+template <int kRows, typename Write>
+__device__ __forceinline__ void recompute_rows(
+    const AttentionArgs& args, int batch, int head, int first_row, int group, unsigned untrusted,
+    const Write& write) {
+  if (!__any_sync(0xffffffffu, untrusted != 0)) return;
+  __syncwarp();
+  first_row = __shfl_sync(0xffffffffu, first_row, 0);
+#pragma unroll 1
+  for (int i = 0; i < kRows; ++i) {
+    const unsigned of_lanes = __ballot_sync(0xffffffffu, untrusted >> i / 8 & 1);
+    if (!(of_lanes >> i % 8 * 4 & 15)) continue;
+    const int row = (first_row + i) / group, its_head = head + (first_row + i) % group;
+    recompute_row(args, batch, its_head, row, [&](int x, float value) { write(i, x, value); });
+  }
+}
+
+// Where a packed row begins: row r is position r / group of head r % group, of `group` query heads that share keys.
+__device__ __forceinline__ long long packed_offset(int row, int group, long long stride, long long head_stride) {
+  return row / group * stride + row % group * head_stride;
+}
+
+// Brings a consumer's 64 rows of Q to shared memory, as products read them, from `first_row` on; zeros for rows from
+// `num_rows` on. All of a thread's copies are under way at once.
+__device__ __forceinline__ void copy_queries(
+    QChunk* staged, const AttentionArgs& args, const Tile& tile, int first_row, int group, int num_rows, int consumer) {
+  constexpr int kVectors = 8 * kDChunks;  // of a row, of 16 bytes each
+  const Element* q = args.q + tile.batch * args.q_stride_batch + tile.head * args.q_stride_head;
+#pragma unroll
+  for (int i = 0; i < 64 * kVectors / kWarpgroup; ++i) {
+    const int place = i * kWarpgroup + threadIdx.x % kWarpgroup;
+    const int row = place / kVectors, piece = place % kVectors;
+    const long long at = packed_offset(first_row + row, group, args.q_stride_row, args.q_stride_head) + piece * 8;
+    copy_async<16>(staged[piece / 8] + row * kChunk + (piece % 8 ^ row % 8) * 8, q + at,
+                   first_row + row < num_rows && piece * 8 < kD);
+  }
+  __pipeline_commit();
+  __pipeline_wait_prior(0);
+  fence_proxy_async();
+  named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
+}
+
+// Writes a consumer's 64 rows of outputs, but for those that are not there.
+__device__ __forceinline__ void write_outputs(
+    const AttentionArgs& args, OChunk* staged, const Tile& tile, int first_row, int group, int num_rows) {
+  constexpr int kVectors = kDv / 8;
+  Element* o = args.o + tile.batch * args.o_stride_batch + tile.head * args.o_stride_head;
+  for (int place = threadIdx.x % kWarpgroup; place < 64 * kVectors; place += kWarpgroup) {
+    const int row = place / kVectors, piece = place % kVectors;
+    if (first_row + row >= num_rows) break;
+    const long long at = packed_offset(first_row + row, group, args.o_stride_row, args.o_stride_head) + piece * 8;
+    *reinterpret_cast<uint4*>(o + at) =
+        *reinterpret_cast<const uint4*>(staged[piece / 8] + row * kChunk + (piece % 8 ^ row % 8) * 8);
+  }
+}
+
+// Divides by the sums and brings a warp's sixteen rows of outputs to shared memory, as the copy engine wants them.
+__device__ __forceinline__ void stage_output(
+    OChunk* staged, const float (&o)[kDv / 2], const float (&inverse)[2], int warp) {
+  const int lane = threadIdx.x % 32;
+  const int row = warp * 16 + lane % 16;
+#pragma unroll
+  for (int n = 0; n < kValueTiles; n += 2) {
+    unsigned m[4];
+#pragma unroll
+    for (int j = 0; j < 4 && n + j / 2 < kValueTiles; ++j) {
+      const int i = 4 * n + 2 * j;
+      m[j] = pack(o[i] * inverse[j % 2], o[i + 1] * inverse[j % 2]);
+    }
+    // Lanes 0 to 15 name the rows of one column of eight, the others those of the next.
+    const int piece = (n % 8 + lane / 16) ^ row % 8;
+    Element* target = staged[n / 8] + row * kChunk + piece * 8;
+    stmatrix_x4(target, m);
+  }
+}
+
+// A row and column of a warp's outputs in shared memory, as the copy engine wants them.
+__device__ __forceinline__ Element& staged_output(OChunk* staged, int row, int x) {
+  return staged[x / kChunk][row * kChunk + (x % kChunk / 8 ^ row % 8) * 8 + x % 8];
+}
+
+// How many heads, as maps of caches number those of all pages, lie between a page and the next.
+__device__ __forceinline__ int heads_of_page(const AttentionArgs& args, long long page_stride, long long head_stride) {
+  return args.num_kv_heads == 1 || args.num_pages == 1 ? 1 : int(page_stride / head_stride);
+}
+
+// Where the keys are that a tile sees, a block's share of which are of one page.
+struct KeySource {
+  PagedRows rows;
+  int kv_head, k_heads, v_heads;  // of maps: so many a page
+  int own;  // how far the block's share is from a tile's first key
+
+  __device__ __forceinline__ KeySource(const AttentionArgs& args, const Tile& tile)
+      : rows(find_rows(args, tile.batch, args.k_stride_page, args.k_stride_row)),
+        kv_head(tile.head / (args.num_q_heads / args.num_kv_heads)),
+        k_heads(heads_of_page(args, args.k_stride_page, args.k_stride_head)),
+        v_heads(heads_of_page(args, args.v_stride_page, args.v_stride_head)),
+        own(blockIdx.x % kCluster * kShare) {}
+
+  // The page of the block's share of a tile. What the sequence has not may be in any: zeros will come of it.
+  __device__ __forceinline__ int find_page(int first_key) const {
+    const int key = first_key + own;
+    if (key > rows.last_key) return 0;
+    return page_of(rows, unsigned(key) / unsigned(kPageSize));
+  }
+};
+
+// Starts to bring a tile of K, counting its bytes towards `full`, from `page`, whose rows end
+// where those of the sequence do.
+__device__ __forceinline__ void load_keys(
+    KChunk* k, const TensorMaps& maps, Barrier* full, int first_key, const KeySource& source, int page) {
+  const int key = first_key + source.own, row = unsigned(key) % unsigned(kPageSize);
+  const int end = min(max(source.rows.last_key + 1 - (key - row), 0), kPageSize);  // of the page's rows
+#pragma unroll 1
+  for (int i = 0; i < kDChunks; ++i) {
+    tma_multicast_until(k[i] + source.own * kChunk, &maps.k, full, kEveryBlock, i * kChunk,
+                        kRowsEnd - end + row, page * source.k_heads + source.kv_head, end);
+  }
+}
+
+// Starts to bring a tile of V, counting its bytes towards `full`, from `page`, whose rows end
+// where those of the sequence do.
+__device__ __forceinline__ void load_values(
+    VChunk* v, const TensorMaps& maps, Barrier* full, int first_key, const KeySource& source, int page) {
+  const int key = first_key + source.own, row = unsigned(key) % unsigned(kPageSize);
+  const int end = min(max(source.rows.last_key + 1 - (key - row), 0), kPageSize);  // of the page's rows
+#pragma unroll 1
+  for (int i = 0; i < kDvChunks; ++i) {
+    tma_multicast_until(v[i] + source.own * kChunk, &maps.v, full, kEveryBlock, i * kChunk,
+                        kRowsEnd - end + row, page * source.v_heads + source.kv_head, end);
+  }
+}
+
+// Brings the K and V that one tile sees to shared memory as stages become empty. From the last keys to the first, so
+// that tiles with a mask come first; each K before the V that its scores will overtake.
+__device__ __forceinline__ void produce_tile(
+    const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, const Tile& tile,
+    PipelineState<kKStages>& k_pipe, PipelineState<kVStages>& v_pipe) {
+  const KeySource source(args, tile);
+  // Of a tile. Looked up before the wait for its stage, which hides how long that takes.
+  const auto find_page = [&](int n) { return n < tile.first_tile ? 0 : source.find_page(n * kBc); };
+  int page = find_page(tile.last_tile - 1), page_before = find_page(tile.last_tile - 2);
+  const auto produce_k = [&](int n, int page) {
+    Barrier* const full = &smem.k_full[k_pipe.stage];
+    barrier_wait(&smem.k_empty[k_pipe.stage], k_pipe.phase ^ 1);
+    barrier_expect(full, kKBytes);
+    load_keys(smem.k[k_pipe.stage], maps, full, n * kBc, source, page);
+    k_pipe.advance();
+  };
+  if (tile.first_tile < tile.last_tile) produce_k(tile.last_tile - 1, page);
+  for (int n = tile.last_tile - 1; n >= tile.first_tile; --n) {
+    if (n > tile.first_tile) produce_k(n - 1, page_before);
+    Barrier* const full = &smem.v_full[v_pipe.stage];
+    barrier_wait(&smem.v_empty[v_pipe.stage], v_pipe.phase ^ 1);
+    barrier_expect(full, kVBytes);
+    load_values(smem.v[v_pipe.stage], maps, full, n * kBc, source, page);
+    v_pipe.advance();
+    page = page_before;
+    page_before = find_page(n - 2);
+  }
+}
+
+// One consumer's 64 rows of a tile.
+__device__ __forceinline__ void consume_tile(
+    const AttentionArgs& args, SharedStorage& smem, const Tile& tile, int consumer,
+    PipelineState<kKStages>& k_pipe, PipelineState<kVStages>& v_pipe) {
+  const int warp = threadIdx.x % kWarpgroup / 32, lane = threadIdx.x % 32;
+  const unsigned thread = threadIdx.x % kWarpgroup;
+  const int first_row = tile.first_row + 64 * consumer;
+  const int row = first_row + 16 * warp + lane / 4;  // and row + 8
+  // The query heads that share a head of keys fill the rows of tiles together.
+  const int group = args.num_q_heads / args.num_kv_heads, num_rows = args.seqlen_q * group;
+  // The consumer's rows see tiles [first_tile, last_tile) of keys, and those before `first_partial` whole.
+  const int first_tile = Tile::first_tile;
+  int last_tile = first_row < num_rows ? tile.last_tile : first_tile, first_partial = args.seqlen_k / kBc;
+  if (kCausal) {
+    const int aligned = first_row / group + args.seqlen_k - args.seqlen_q;  // the first row's own place among the keys
+    const int last_aligned = (first_row + 63) / group + args.seqlen_k - args.seqlen_q;  // and the last one's
+    first_partial = min(first_partial, max(0, aligned + 1) / kBc);
+    last_tile = min(last_tile, (max(0, last_aligned + 1) + kBc - 1) / kBc);
+  }
+  // A scale of zero becomes too small to matter, since 0 * infinity is not a number.
+  const float scale = args.scale == 0.0f ? 1e-30f : fabsf(args.scale) * kLog2e;
+  SoftmaxState softmax;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    softmax.max[h] = -kInfinity;
+    softmax.sum[h] = 0.0f;
+  }
+  float o[kDv / 2];
+#pragma unroll
+  for (int i = 0; i < kDv / 2; ++i) o[i] = 0.0f;
+
+  QChunk* q = smem.q[0][consumer];
+  copy_queries(q, args, tile, first_row, group, num_rows, consumer);
+  if (args.scale < 0.0f) negate_q(q, consumer);
+  const unsigned long long q_desc = descriptor(q);
+  const unsigned long long k_desc = descriptor(smem.k), v_desc = descriptor(smem.v, sizeof(VChunk));
+  constexpr int kNextK = sizeof(smem.k[0]) >> 4, kNextV = sizeof(smem.v[0]) >> 4;  // as descriptors count
+  for (int n = tile.last_tile; n > last_tile; --n) {
+    // Keys that only other consumers see, here or in the neighbouring block.
+    barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+    named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);  // no warp may fall behind by a phase
+    if (thread < kCluster) barrier_arrive_at(&smem.k_empty[k_pipe.stage], thread);
+    k_pipe.advance();
+    barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
+    named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
+    if (thread < kCluster) barrier_arrive_at(&smem.v_empty[v_pipe.stage], thread);
+    v_pipe.advance();
+  }
+  int n = last_tile - 1;
+  if (n >= first_tile) {
+    float s[kBc / 2], rescale[2];
+    unsigned p[kKeySteps][4];
+    barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+    start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
+    wgmma_wait<0>();
+    hold(s);
+    if (thread < kCluster) barrier_arrive_at(&smem.k_empty[k_pipe.stage], thread);
+    k_pipe.advance();
+    if (n >= first_partial) mask(s, row, group, n * kBc, args.seqlen_q, args.seqlen_k);
+    raise_maximum(s, softmax, rescale, scale);
+    weigh(s, softmax, scale);
+    pack_weights(s, p);
+    if (n > first_tile) barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+#pragma unroll 1
+    for (--n; n >= first_tile; --n) {
+      // The next weights are made while these outputs are multiplied.
+      start_qk(s, q_desc, k_desc + k_pipe.stage * kNextK);
+      barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
+      start_pv(o, p, v_desc + v_pipe.stage * kNextV);
+      const int v_stage = v_pipe.stage;
+      v_pipe.advance();
+      wgmma_wait<1>();
+      hold(s);
+      if (thread < kCluster) barrier_arrive_at(&smem.k_empty[k_pipe.stage], thread);
+      k_pipe.advance();
+      if (n >= first_partial) mask(s, row, group, n * kBc, args.seqlen_q, args.seqlen_k);
+      const bool grown = raise_maximum(s, softmax, rescale, scale);
+      weigh(s, softmax, scale);
+      // Sums are never negative. Asked for here, they keep the compiler from making weights after the outputs.
+      const bool positive = !(softmax.sum[0] + softmax.sum[1] < 0.0f);
+      if (n > first_tile && positive) barrier_wait(&smem.k_full[k_pipe.stage], k_pipe.phase);
+      wgmma_wait<0>();
+      hold(o);
+      if (thread < kCluster) barrier_arrive_at(&smem.v_empty[v_stage], thread);
+      pack_weights(s, p);
+      if (grown) rescale_output(o, rescale);
+    }
+    barrier_wait(&smem.v_full[v_pipe.stage], v_pipe.phase);
+    start_pv(o, p, v_desc + v_pipe.stage * kNextV);
+    wgmma_wait<0>();
+    hold(o);
+    if (thread < kCluster) barrier_arrive_at(&smem.v_empty[v_pipe.stage], thread);
+    v_pipe.advance();
+  }
+
+  float inverse[2];
+  unsigned untrusted = 0;  // of the thread's rows, by bits: what is to be computed again
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float row_sum = softmax.sum[h];
+    row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 1);
+    row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
+
+    const bool inside = row + 8 * h < num_rows, keeps = trusted(softmax.max[h], row_sum);
+    inverse[h] = keeps ? __fdividef(1.0f, row_sum) : 0.0f;
+    if (inside && !keeps) {
+      untrusted |= 1u << h;
+    } else if (inside && args.lse != nullptr && lane % 4 == 0) {
+      const long long at = lse_index(args, tile, row + 8 * h, group);
+      args.lse[at] = (softmax.max[h] + log2f(row_sum)) * kLn2;
+    }
+  }
+  // Outputs take the place of Q, of which each warp has read its own rows alone.
+  OChunk* staged = q;
+  stage_output(staged, o, inverse, warp);
+  const auto write = [&](int row, int x, float value) {
+    staged_output(staged, 16 * warp + row, x) = __float2bfloat16_rn(value);
+  };
+  recompute_rows<16>(args, tile.batch, tile.head, first_row + 16 * warp, group, untrusted, write);
+  named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);
+  write_outputs(args, staged, tile, first_row, group, num_rows);
+  named_barrier_sync(kConsumerBarrier + consumer, kWarpgroup);  // the next Q takes their place
+}
+
+extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
+    attention_bf16_d128_paged128_kernel(AttentionArgs args, const __grid_constant__ TensorMaps maps) {
+  extern __shared__ __align__(1024) unsigned char shared_bytes[];
+  SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
+  // Read from one lane, so that the compiler knows it to be the same in all.
+  const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kKStages; ++i) {
+      barrier_init(&smem.k_full[i], 1);
+      barrier_init(&smem.k_empty[i], kCluster * kConsumers);
+    }
+    for (int i = 0; i < kVStages; ++i) {
+      barrier_init(&smem.v_full[i], 1);
+      barrier_init(&smem.v_empty[i], kCluster * kConsumers);
+    }
+    fence_barrier_init();
+  }
+  cluster_sync();
+
+  PipelineState<kKStages> k_pipe;
+  PipelineState<kVStages> v_pipe;
+  if (warp < 4) {
+    give_registers<24>();
+    if (warp == 0 && elect_one()) {
+      prefetch_map(&maps.k);
+      prefetch_map(&maps.v);
+      for_each_tile(args, [&](const AttentionArgs& args, const Tile& tile) {
+        produce_tile(args, maps, smem, tile, k_pipe, v_pipe);
+      });
+    }
+  } else {
+    take_registers<240>();
+    const int consumer = warp / 4 - 1;
+    for_each_tile(args, [&](const AttentionArgs& args, const Tile& tile) {
+      consume_tile(args, smem, tile, consumer, k_pipe, v_pipe);
+    });
+    // Barriers are there until their block ends: not before the neighbour has arrived at them for the last time.
+    cluster_sync();
+  }
+}
+
+#ifndef __CUDACC_RTC__
+// Describes an array of `sizes` (columns, rows, heads, batch) and `strides` (of rows, heads, batches) in elements,
+// which is moved in boxes of `columns` by `rows`.
+template <int rank>
+static cudaError_t encode_map(
+    CUtensorMap* map, const Element* array, const long long (&sizes)[rank], const long long (&strides)[rank - 1],
+    unsigned columns, unsigned rows, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion) {
+  // From the driver by name, so that nothing needs to be linked with it.
+  static const auto encode = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+  }();
+  if (encode == nullptr) return cudaErrorNotSupported;
+  // An array without rows is never read, but a map must be of something.
+  const bool any_rows = sizes[1] > 0;
+  cuuint64_t whole[rank], stride_bytes[rank - 1];
+  for (int i = 0; i < rank; ++i) whole[i] = i == 0 || any_rows ? sizes[i] : 1;
+  // The stride of a dimension of one is never used, but must be one that the driver takes.
+  for (int i = 0; i < rank - 1; ++i) stride_bytes[i] = whole[i + 1] > 1 ? strides[i] * sizeof(Element) : 16;
+  const cuuint32_t box[5] = {columns, rows, 1, 1, 1}, steps[5] = {1, 1, 1, 1, 1};  // the last of which need not count
+  const CUresult status = encode(
+      map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, rank, const_cast<Element*>(array), whole, stride_bytes, box, steps,
+      CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return status == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+// Describes an array whose rows end where each box says, by columns, rows, heads, rows again, and the way round. The
+// sum of both rows names one, too large by kRowsEnd, where the first of both ends; the last dimension takes that back,
+// modulo 2^64. A map that begins so far before its array would do as well, but begin with what may be no memory.
+static cudaError_t encode_clipped_map(
+    CUtensorMap* map, const Element* array, long long width, long long num_rows, long long heads,
+    long long row_stride, long long head_stride, unsigned columns, unsigned rows, CUtensorMapSwizzle swizzle,
+    CUtensorMapL2promotion promotion) {
+  const long long sizes[5] = {width, num_rows > 0 ? kRowsEnd : 0, heads, num_rows + 1, kRowsEnd + 1};
+  const long long strides[4] = {row_stride, head_stride, row_stride, kWayRound / int(sizeof(Element)) - row_stride};
+  return encode_map<5>(map, array, sizes, strides, columns, rows, swizzle, promotion);
+}
+
+// The end of the numbers that maps give heads, those of a page following on those of the last; -1 if pages are not a
+// whole number of heads apart, or there are too many.
+static long long count_heads(const AttentionArgs* args, long long page_stride, long long head_stride) {
+  if (args->num_pages == 1) return args->num_kv_heads;
+  if (head_stride == 0 || page_stride % head_stride != 0) return -1;
+  const long long heads = (args->num_pages - 1) * (page_stride / head_stride) + args->num_kv_heads;
+  return heads > 0x7fffffffLL ? -1 : heads;
+}
+
+// Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
+// suit 16-byte accesses, cudaErrorInvalidValue for a shape or stride the kernel does not serve.
+extern "C" int attention_bf16_d128_paged128(const AttentionArgs* args, cudaStream_t stream) {
+  if (args->batch < 0 || args->num_q_heads < 0 || args->num_kv_heads < 1 ||
+      args->num_q_heads % args->num_kv_heads != 0 || args->seqlen_q < 0 || args->seqlen_k < 0) {
+    return cudaErrorInvalidValue;
+  }
+  if (args->num_pages < 0 || args->max_pages < 0 || args->page_size != kPageSize) return cudaErrorInvalidValue;
+  if (args->seqlen_k > 0 && (args->page_table == nullptr || args->num_pages == 0)) return cudaErrorInvalidValue;
+  // A table too narrow for the keys that there may be.
+  if (1LL * args->max_pages * args->page_size < args->seqlen_k) return cudaErrorInvalidValue;
+  const long long strides[] = {args->q_stride_batch, args->q_stride_head, args->q_stride_row,
+                               args->k_stride_page, args->k_stride_head, args->k_stride_row,
+                               args->v_stride_page, args->v_stride_head, args->v_stride_row,
+                               args->o_stride_batch, args->o_stride_head, args->o_stride_row};
+  for (const long long stride : strides) {
+    if (stride % kVec != 0) return cudaErrorMisalignedAddress;
+  }
+  const void* const pointers[] = {args->q, args->k, args->v, args->o};
+  for (const void* pointer : pointers) {
+    const auto address = reinterpret_cast<unsigned long long>(pointer);
+    if (address % (kVec * sizeof(__nv_bfloat16)) != 0) return cudaErrorMisalignedAddress;
+  }
+  const long long batch = args->batch, num_q_heads = args->num_q_heads;
+  const long long num_kv_heads = args->num_kv_heads, seqlen_q = args->seqlen_q;
+  if (seqlen_q * (num_q_heads / num_kv_heads) > 0x7fffffffLL - kBr) return cudaErrorInvalidValue;
+  const long long blocks = (seqlen_q * (num_q_heads / num_kv_heads) + kClusterRows - 1) / kClusterRows * kCluster *
+      num_kv_heads * batch;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
+  const bool any_keys = args->seqlen_k > 0;  // without, their arrays may be null
+  TensorMaps maps;
+  const long long k_apart = args->num_kv_heads > 1 ? args->k_stride_head : args->k_stride_page;
+  const long long k_heads = any_keys ? count_heads(args, args->k_stride_page, k_apart) : 1;
+  if (k_heads < 0) return cudaErrorInvalidValue;
+  const cudaError_t k_status = encode_clipped_map(
+      &maps.k, any_keys ? args->k : args->q, kD, any_keys ? kPageSize : 0, k_heads,
+      args->k_stride_row, k_apart, 64, 64,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (k_status != cudaSuccess) return k_status;
+  const long long v_apart = args->num_kv_heads > 1 ? args->v_stride_head : args->v_stride_page;
+  const long long v_heads = any_keys ? count_heads(args, args->v_stride_page, v_apart) : 1;
+  if (v_heads < 0) return cudaErrorInvalidValue;
+  const cudaError_t v_status = encode_clipped_map(
+      &maps.v, any_keys ? args->v : args->q, kDv, any_keys ? kPageSize : 0, v_heads,
+      args->v_stride_row, v_apart, 64, 64,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (v_status != cudaSuccess) return v_status;
+  constexpr size_t smem_bytes = sizeof(SharedStorage);
+  const cudaError_t status =
+      cudaFuncSetAttribute(attention_bf16_d128_paged128_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (status != cudaSuccess) return status;
+  void* parameters[] = {const_cast<AttentionArgs*>(args), &maps};
+  const unsigned grid = unsigned(blocks < kMaxBlocks ? blocks : kMaxBlocks);
+  return cudaLaunchKernel(attention_bf16_d128_paged128_kernel, dim3(grid), dim3(kThreads), parameters,
+                          smem_bytes, stream);
+}
+#endif
