@@ -172,7 +172,7 @@ KERNELS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = KERNELS[0].problem, KERNELS[0].variant, KERNELS[0].device
 MEASUREMENT = KERNELS[0].measurement
 
-_bound = LatentAttention(KERNELS, operator="attention_bf16_d576v512_latent_paged64_de26df34")
+_bound = LatentAttention(KERNELS, operator="attention_bf16_d576v512_latent_paged64_b2eed208")
 attention_latent, explain, use = _bound.attention_latent, _bound.explain, _bound.use
 register_torch = _bound.register_torch
 

@@ -94,6 +94,7 @@ class Latent(RuledParameters):
             "half": problem.head_dim_v // 2,
             "rest_chunks": rest_chunks(problem),
             "piece": piece(self, problem),
+            "by_pieces": piece(self, problem) < self.bc,  # each copied by another lane
             "producer_registers": COPYING_REGISTERS,
             "consumer_registers": MAX_CONSUMER_REGISTERS,
         }

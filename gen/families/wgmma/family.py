@@ -104,6 +104,7 @@ from .shared_memory import (
     bytes_of_storage,
     chunks,
     piece,
+    pieces,
     qk_chunks,
     raw_chunks,
     tensor_maps,
@@ -250,6 +251,7 @@ class Wgmma(AdvisedParameters):
             "consumer_registers": consumer_registers(self, problem, limits) if shares else 0,
             "poly": EXP2_CUBIC,
             "piece": piece(self, problem),
+            "by_pieces": pieces(self, problem) > 1,  # each copied by another lane
             "raw_stages": RAW_STAGES,
             "raw_columns": raw_chunks(self, problem)[1],
             "converters": CONVERTERS,

@@ -26,7 +26,7 @@ from .shared_memory import (
     bytes_of_storage,
     bytes_of_tiles,
     partial_bytes,
-    piece,
+    pieces,
     staged_chunk,
 )
 
@@ -171,9 +171,9 @@ class RuledParameters(Parameters):
             return f"{what}: the producer's other warps have tiles of {problem.dtype} to turn"
         if self.bias_stages:
             return f"{what}: with bias_stages={self.bias_stages} another warp copies arrays"
-        pieces = self.bc // self.cluster // piece(self, problem)
-        if pieces % self.copiers:
-            return f"{what}: {pieces} pieces of a tile are not as many for each"
+        of_tile = pieces(self, problem)
+        if of_tile % self.copiers:
+            return f"{what}: {of_tile} pieces of a tile are not as many for each"
         return None
 
     @rule("combination", after="bias_stages")

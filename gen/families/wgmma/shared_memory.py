@@ -123,6 +123,12 @@ def piece(variant: Parameters, problem: Problem) -> int:
     return gcd(variant.bc // variant.cluster, problem.page_size)
 
 
+def pieces(variant: Parameters, problem: Problem) -> int:
+    """Returns in how many pieces a block's share of a tile is copied: several where it may be of several
+    pages."""
+    return variant.bc // variant.cluster // piece(variant, problem)
+
+
 def tensor_maps(variant: Parameters, problem: Problem) -> tuple[TensorMap, ...]:
     """Returns the arrays as the copy engine moves them, a box of a tile at a time; none where tiles lie in
     memory as products read them."""

@@ -715,8 +715,9 @@ __device__ __forceinline__ void produce_keys(
     const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, const Tile& tile, const PagedRows& rows) {
   // Pages are looked up a tile ahead. What the sequence has not may be in any: zeros will come of it.
   const auto find_page = [&](int first_key) {
-    if (first_key < 0 || first_key > rows.last_key) return 0;
-    return int(page_of(rows, unsigned(first_key) / unsigned(kPageSize)));
+    const int key = first_key;
+    if (first_key < 0 || key > rows.last_key) return 0;
+    return int(page_of(rows, unsigned(key) / unsigned(kPageSize)));
   };
   const int heads = heads_of_page(args, args.k_stride_page, args.k_stride_head);
   int next_page = tile.num_tiles() > 0 ? find_page((tile.last_tile - 1) * kBc) : 0;
@@ -729,8 +730,8 @@ __device__ __forceinline__ void produce_keys(
     const int page = next_page;
     next_page = find_page(first_key - kBc);
     // Rows end where those of the sequence do.
-    const int row = unsigned(first_key) % unsigned(kPageSize);
-    const int end = min(max(rows.last_key + 1 - (first_key - row), 0), kPageSize);  // of the page's rows
+    const int key = first_key, row = unsigned(key) % unsigned(kPageSize);
+    const int end = min(max(rows.last_key + 1 - (key - row), 0), kPageSize);  // of the page's rows
 #pragma unroll 1
     for (int place = 0; place < kDChunks; ++place) {
       Barrier* const full = &smem.full[stage][place / kBoxes];
