@@ -85,6 +85,17 @@ class GradientVariant(Variant):
         each tile of rows."""
         return False
 
+    @property
+    def sums_across(self) -> bool:
+        """Whether what they add up lies in memory as tensor cores leave it where they make queries' gradients
+        the other way round, a row for each column of these."""
+        return False
+
+    @property
+    def sums_by_tiles(self) -> bool:
+        """Whether it goes by whole tiles of the rows that pass by, as statistics do."""
+        return False
+
     def launch(self, problem: Problem, limits: DeviceLimits) -> Launch:
         """Returns the launch that makes the gradients of keys and values."""
         smem_bytes = self.smem_bytes(problem, limits)
@@ -126,8 +137,7 @@ class GradientVariant(Variant):
     def workspace_of(self, problem: Problem, main: Launch) -> Workspace:
         """Returns what launches leave those behind them."""
         columns, packed = self.summed_columns(problem), problem.layout.is_packed
-        # Those that are handed on go by whole tiles of the rows that pass by, as statistics do.
-        tile = self.statistics_tile if packed or self.hands_on_sums else TILE_ROWS
+        tile = self.statistics_tile if packed or self.sums_by_tiles else TILE_ROWS
         sums = (query_sums_region(columns, tile, packed=packed),) if columns else ()
         regions = statistics_regions(self.statistics_tile, packed=packed)
         return Workspace((*regions, *sums))
@@ -148,6 +158,8 @@ class GradientVariant(Variant):
             "summed_columns": self.summed_columns(problem),
             "reads_sums": self.reads_sums,
             "hands_on_sums": self.hands_on_sums,
+            "sums_across": self.sums_across,
+            "sums_by_tiles": self.sums_by_tiles,
             "postprocess_rows": postprocess.rows_per_block,
             "postprocess_threads": postprocess.threads,
             # Floats that a lane adds to memory at once.

@@ -215,13 +215,13 @@ namespace emulation {
 
 template <int n>
 void start_product(Mma mma, float (&d)[n], const unsigned* a, unsigned long long a_shared, unsigned long long b,
-                   bool b_by_rows, bool accumulate, const char* what, int line) {
-  start_product(Product{mma, 2 * n, d, false, a, a_shared, b, b_by_rows, accumulate, what, line});
+                   bool b_by_rows, bool accumulate, const char* what, int line, bool a_by_columns = false) {
+  start_product(Product{mma, 2 * n, d, false, a, a_shared, b, a_by_columns, b_by_rows, accumulate, what, line});
 }
 template <int n>
 void start_product(Mma mma, unsigned (&d)[n], const unsigned* a, unsigned long long a_shared, unsigned long long b,
                    bool b_by_rows, bool accumulate, const char* what, int line) {
-  start_product(Product{mma, 4 * n, d, true, a, a_shared, b, b_by_rows, accumulate, what, line});
+  start_product(Product{mma, 4 * n, d, true, a, a_shared, b, false, b_by_rows, accumulate, what, line});
 }
 
 }  // namespace emulation
@@ -235,6 +235,11 @@ void start_product(Mma mma, unsigned (&d)[n], const unsigned* a, unsigned long l
                                                    bool accumulate, int line = __builtin_LINE()) {                  \
     emulation::start_product(mma, d, nullptr, a, b, true, accumulate, "wgmma_m64n" #N "k16_" #type "_ss_trans",     \
                              line);                                                                                 \
+  }                                                                                                                 \
+  inline void wgmma_m64n##N##k16_##type##_ss_across(float (&d)[N / 2], unsigned long long a, unsigned long long b,  \
+                                                    bool accumulate, int line = __builtin_LINE()) {                 \
+    emulation::start_product(mma, d, nullptr, a, b, false, accumulate, "wgmma_m64n" #N "k16_" #type "_ss_across",   \
+                             line, true);                                                                           \
   }                                                                                                                 \
   inline void wgmma_m64n##N##k16_##type##_rs(float (&d)[N / 2], const unsigned (&a)[4], unsigned long long b,       \
                                              bool accumulate, int line = __builtin_LINE()) {                        \

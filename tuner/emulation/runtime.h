@@ -69,7 +69,7 @@ void multiply(Mma mma, float* d, const unsigned* a, const unsigned* b, const cha
               TensorCores cores = TensorCores::kAmpere);
 
 // One product of a warpgroup: D of 64 by `columns` elements, a thread's share of it in `d`; A of 64 by 32 bytes in registers, or
-// in shared memory where a descriptor says; B by columns, or by rows.
+// in shared memory where a descriptor says, by rows or, as a tile that is read across, by columns; B by columns, or by rows.
 // Accumulators are floats, or pairs of `halves`, a word each: what is added to them is rounded to f16 each time.
 struct Product {
   Mma mma;
@@ -78,7 +78,7 @@ struct Product {
   bool halves;
   const unsigned* a;
   uint64_t a_shared, b;
-  bool b_by_rows, accumulate;
+  bool a_by_columns, b_by_rows, accumulate;
   const char* what;
   int line;
 };

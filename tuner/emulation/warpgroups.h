@@ -164,7 +164,8 @@ class Warpgroups {
     if (!product.a && !(started.warps >> warp & 1)) read_a(product, warp, started.factors);
     started.warps |= 1u << warp;
     const auto key = [](const Product& p) {
-      return std::make_tuple(p.line, p.mma, p.columns, p.a == nullptr, p.a_shared, p.b, p.b_by_rows, p.accumulate);
+      return std::make_tuple(p.line, p.mma, p.columns, p.a == nullptr, p.a_shared, p.b, p.a_by_columns, p.b_by_rows,
+                             p.accumulate);
     };
     const Product& other = started.product;
     if (key(product) == key(other)) return;
@@ -339,24 +340,35 @@ class Warpgroups {
     read_piece(layout, offset + 16, product, elements + 8);
   }
 
+  // Eight neighbours of one that lies `k` along the depth, side by side ("MN-major"), as many as a chunk is wide.
+  void read_across(const Layout& layout, int k, int first, const Product& product, uint16_t* elements) {
+    const int width = layout.row_bytes / 2;
+    const size_t row = k / 8 * layout.group_step + k % 8 * layout.row_bytes;
+    read_piece(layout, row + first / width * layout.chunk_step + first % width * 2, product, elements);
+  }
+
   // One warp's rows.
   void read_a(const Product& product, unsigned warp, Factors& factors) {
     const Layout layout = layout_of(product.a_shared, product);
-    for (int row = kGroupRows / kWarps * warp; row < int(kGroupRows / kWarps * (warp + 1)); ++row) {
-      read_row(layout, row, product, factors.a[row]);
+    const int begin = kGroupRows / kWarps * warp, end = begin + kGroupRows / kWarps;
+    if (product.a_by_columns) {
+      for (int k = 0; k < kDepth; ++k) {
+        for (int first = begin; first < end; first += 8) {
+          uint16_t rows[8];
+          read_across(layout, k, first, product, rows);
+          for (int i = 0; i < 8; ++i) factors.a[first + i][k] = rows[i];
+        }
+      }
+      return;
     }
+    for (int row = begin; row < end; ++row) read_row(layout, row, product, factors.a[row]);
   }
 
   void read_b(const Product& product, Factors& factors) {
     const Layout layout = layout_of(product.b, product);
     if (product.b_by_rows) {
-      // Columns lie side by side ("MN-major"), as many as a chunk is wide.
-      const int width = layout.row_bytes / 2;
       for (int k = 0; k < kDepth; ++k) {
-        const size_t row = k / 8 * layout.group_step + k % 8 * layout.row_bytes;
-        for (int j = 0; j < product.columns; j += 8) {
-          read_piece(layout, row + j / width * layout.chunk_step + j % width * 2, product, &factors.b[k][j]);
-        }
+        for (int j = 0; j < product.columns; j += 8) read_across(layout, k, j, product, &factors.b[k][j]);
       }
       return;
     }

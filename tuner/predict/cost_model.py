@@ -19,7 +19,7 @@ from .warpgroup_model import GroupCoefficients, predict_groups
 
 #: Tells one cost model's predictions from another's: raised with any change that alters them. Trials of
 #: emulated cards, whose times are predictions, are kept apart by it.
-COST_MODEL = 11
+COST_MODEL = 12
 #: By kind of work, the model that turns it into a time.
 MODELS: Mapping[type[Work], Callable[..., Prediction]] = {
     BlockWork: predict_blocks,

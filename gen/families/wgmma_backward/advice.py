@@ -88,9 +88,7 @@ class AdvisedParameters(RuledParameters):
 
     @rule("combination", after="walk", advisory=True, waived_by="order")
     def _neighbours_in_turn_start_apart(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if not self.hands_on_sums or self.order != BY_HEAD:
-            return None
-        if self.walk == UP and problem.causal and self.br < self.bc:
+        if self.order != BY_HEAD or not self.starts_together(problem):
             return None
         return f"sums={self.sums}: order={self.order} starts blocks together that wait for each other"
 

@@ -208,6 +208,16 @@ class Parameters(GradientVariant):
         """Whether blocks hand sums on, one behind the other, and the last one writes gradients."""
         return self.sums == HANDED_ON
 
+    def starts_together(self, problem: Problem) -> bool:
+        """Tells whether blocks that hand on sums start where they wait for each other: those of a head one
+        behind the other, unless a causal mask has each begin a tile of rows before the next, or at rows that
+        all of them begin with."""
+        if not self.hands_on_sums:
+            return False
+        if self.walk == UP and not problem.causal:
+            return True
+        return self.order == BY_HEAD and not (self.walk == UP and self.br < self.bc)
+
     def shares_last_turn(self) -> bool:
         """Tells whether blocks that stay share the rows of tiles of keys that are left for fewer of them."""
         return self.last_turn == SHARED
@@ -238,8 +248,20 @@ class Parameters(GradientVariant):
             return row_tiles * of_row // self.cluster
         return 0
 
+    @property
+    def sums_across(self) -> bool:
+        """Whether tensor cores leave queries' gradients the other way round, a row for each column of these:
+        where the rows that pass by are no tiles of 64, as products have them along their left factor."""
+        return self.sums_queries and self.br % GROUP_ROWS > 0
+
+    @property
+    def sums_by_tiles(self) -> bool:
+        return self.hands_on_sums or self.sums_across
+
     def summed_columns(self, problem: Problem) -> int:
-        return problem.head_dim if self.sums_queries else 0
+        if not self.sums_queries:
+            return 0
+        return _whole(problem.head_dim, STEP) if self.sums_across else problem.head_dim
 
     def float32_products(self, problem: Problem) -> str:
         return "3xf16" if is_split(problem) else ""
@@ -247,10 +269,10 @@ class Parameters(GradientVariant):
     def query_share(self, problem: Problem) -> tuple[int, int]:
         """Returns what a consumer makes of the gradients of the rows that pass by: so many times 64 rows, and
         so many columns at once, which may be more than there are; nothing of either where they cannot be
-        shared."""
+        shared. Where it makes them across, so many times 64 columns, of so many rows."""
         tiles, columns = self.br // GROUP_ROWS, chunks(problem.head_dim)
-        if self.br % GROUP_ROWS:
-            return 0, 0
+        if self.sums_across:
+            return (0, 0) if columns % self.consumers else (columns // self.consumers, self.br)
         if tiles % self.consumers == 0:
             return tiles // self.consumers, problem.head_dim
         if columns % self.consumers == 0:
@@ -347,3 +369,8 @@ class Parameters(GradientVariant):
         """Returns the columns of keys and of values that consumers have in registers."""
         keys = problem.head_dim if self.kept == IN_REGISTERS else 0
         return keys, problem.head_dim_v if self.kept != IN_SHARED else 0
+
+
+def _whole(columns: int, step: int) -> int:
+    """Returns the columns of as many steps as have all of them."""
+    return -(-columns // step) * step

@@ -9,7 +9,7 @@ from ...limits import DeviceLimits
 from ...problem import ITEM_BYTES, Problem
 from ...variant import FIRST_PARAMETER, Verdict, rule
 from ..gradients import slope_of_change
-from ..wgmma.parameters import GROUP, is_split
+from ..wgmma.parameters import GROUP, GROUP_ROWS, is_split
 from ..wgmma.registers import REGISTERS_BESIDE_SUMS
 from ..wgmma.shared_memory import CHUNK
 from .parameters import (
@@ -155,6 +155,23 @@ class RuledParameters(RulesOfParts):
         return None
 
     @rule("combination", after="dq_path")
+    def _sums_across_are_added(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if not self.sums_across:
+            return None
+        told = f"dq_path={self.dq_path}: {self.br} rows that pass by are no tiles of {GROUP_ROWS}, "
+        if self.dq_path != BULK or is_split(problem):
+            return told + f"of which only dq_path={BULK} makes gradients of 16 bits across"
+        if self.apart or self.schedule != TOGETHER:
+            return told + f"whose gradients are made across by schedule={TOGETHER}, not apart"
+        return None
+
+    @rule("combination", after="meeting")
+    def _sums_across_are_awaited_at_once(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.sums_across and self.meeting != AT_ONCE:
+            return f"meeting={self.meeting}: with br={self.br} consumers await each other at once"
+        return None
+
+    @rule("combination", after="dq_path")
     def _clusters_serve(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if not self.sums_in_cluster:
             return None
@@ -274,6 +291,8 @@ class RuledParameters(RulesOfParts):
         if not self.hands_on_sums:
             return None
         told = f"sums={self.sums}: "
+        if self.sums_across:
+            return told + f"br={self.br} makes sums across, and the last of a tile writes gradients by rows"
         if self.dq_path != BULK or self.turns != FREE:
             # Only turns that are taken in their order never wait for one that nobody has begun.
             return told + f"for dq_path={BULK} and turns={FREE}, where blocks take keys in their order"

@@ -67,6 +67,8 @@ BULK_PACE = 1.08
 #: How much longer where blocks of a head do not start together, though none has less to do than others: of
 #: sixteen pairs of an H200 between none and 11 %, most on 512 rows.
 SECTION_PACE = 1.03
+#: And where blocks that hand on sums start together, at least: up to 4.6 times as long, on an H200.
+TOGETHER_PACE = 1.2
 #: How much longer than what is counted a tile takes whose sums blocks of a cluster send each other, in step:
 #: of 28 kernels of an H200, at 512 and 2048 rows.
 CLUSTER_PACE = 1.65
@@ -185,6 +187,8 @@ def _pace(variant: WgmmaBackward, problem: Problem) -> float:
     if variant.sums_in_cluster:
         return CLUSTER_PACE
     pace = BULK_PACE if variant.dq_path == BULK and problem.head_dim % CHUNK else 1.0
+    if variant.starts_together(problem):
+        pace *= TOGETHER_PACE
     if variant.order == BY_SECTION and problem.scores.all_rows_alike:
         pace *= SECTION_PACE
     if variant.shares_copies:

@@ -27,6 +27,7 @@ from flashgen.tuner.evaluate import reference
 from flashgen.tuner.evaluate.cases import Case
 from flashgen.tuner.evaluate.comparison import WrongResult
 from flashgen.tuner.evaluate.validate import check_case, validate
+from flashgen.tuner.predict.cost_model import predict
 
 from tests.gen.families.test_packed import SCORINGS
 from tests.support.depth import sampled
@@ -48,6 +49,7 @@ SHARED_SM = "two blocks on an SM, rows of keys"
 STAYS, STAYS_IN_PARTS = "blocks stay, heads by sections", "blocks stay, parts, others awaited late"
 HANDED_ON, HANDED_ON_IN_PARTS = "sums handed on, by columns", "sums handed on, by rows, in parts"
 MADE_FIRST = "weights made first, sums handed on"
+ACROSS, ACROSS_STAYS = "sums across, 80 rows at a time", "sums across, blocks stay"
 WAYS: dict[str, tuple[WgmmaBackward, Problem]] = {
     "f16": (SMALL, replace(PROBLEM, dtype="f16", head_dim=64, head_dim_v=64)),
     "two consumers, weights first": (
@@ -166,6 +168,22 @@ WAYS: dict[str, tuple[WgmmaBackward, Problem]] = {
         ),
         replace(PROBLEM, head_dim=128, head_dim_v=128),
     ),
+    ACROSS: (
+        WgmmaBackward(br=80, dq_path="bulk"),
+        replace(PROBLEM, head_dim=128, head_dim_v=96),
+    ),
+    ACROSS_STAYS: (
+        WgmmaBackward(br=80, dq_path="bulk", turns="free", order="by_section", ranges="of_keys"),
+        replace(PROBLEM, dtype="f16", head_dim=128, head_dim_v=128),
+    ),
+    "sums across, columns that are no whole shares": (
+        WgmmaBackward(br=96, dq_path="bulk", ds_stages=1, turns="fixed"),
+        replace(PROBLEM, head_dim=72, head_dim_v=40),
+    ),
+    "sums across by a lone consumer, too few rows for what is sent": (
+        WgmmaBackward(bc=64, br=48, dq_path="bulk", q_stages=1, dout_stages=3),
+        replace(PROBLEM, head_dim=104, head_dim_v=72),
+    ),
     HANDED_ON: (
         WgmmaBackward(dq_path="bulk", turns="free", sums="handed_on", order="by_section"),
         replace(PROBLEM, head_dim=128, head_dim_v=128),
@@ -243,6 +261,7 @@ SCORED_BY = {
     "late": WgmmaBackward(
         br=128, schedule="ahead", parts=2, dq_path="bulk", meeting="late", ranges="of_keys"
     ),
+    "across": replace(SMALL, br=48, rows=128, keys=64, dq_path="bulk"),
     "cluster": replace(SMALL, br=64, rows=128, keys=64, dq_path="cluster", cluster=2),
     "handed on": replace(
         SMALL, br=64, rows=128, keys=64, dq_path="bulk", turns="free", sums="handed_on", ranges="of_keys"
@@ -385,6 +404,17 @@ PLACE_OF_HEAD_BEFORE = (
                 "        kept_phase ^= 1;\n      }\n      int same",
                 "      }\n      int same",
             ),
+            (
+                ACROSS,
+                "  }\n  if (owed != nullptr) add_shares(owed, smem.shares[consumer][warp % 4]);\n",
+                "  }\n",
+            ),
+            (ACROSS, "owed = sums + 1LL * first * kSumColumns;", "owed = sums;"),
+            (ACROSS, "step_of_keys(keys, step) + tile * kTile", "step_of_keys(keys, 0)"),
+            (ACROSS, "descriptor(smem.k[consumer * kShareTiles])", "descriptor(smem.k[0])"),
+            (ACROSS, "row / 2 * 4 + row % 2 + column_tile % 2 * 2", "row / 2 * 4 + row % 2"),
+            (ACROSS, "place[e % 2 * 16 + e / 2 * 128]", "place[e % 2 * 16]"),
+            (ACROSS_STAYS, "fence_proxy_async();\n        named_barrier_sync", "named_barrier_sync"),
             (STAYS, "number < count; number += gridDim.x", "number < count; number += 2 * gridDim.x"),
             (STAYS, "    kept_phase ^= 1;\n    }\n    int same", "    }\n    int same"),
             (STAYS, "barrier_wait(&smem.kept_empty, kept_phase ^ 1);", ""),
@@ -468,6 +498,35 @@ def test_sums_are_taken_by_whole_warpgroups() -> None:
         render(replace(APART, br=64, dq_path="atomics"), replace(PROBLEM, head_dim=256, head_dim_v=256), H200)
     kernel = kernel_of("sums by threads")
     assert [each.role for each in kernel.launches] == ["statistics", "kernel", "postprocess"]
+
+
+def test_sums_are_made_across_where_rows_are_no_tiles() -> None:
+    wide = replace(PROBLEM, head_dim=128, head_dim_v=128)
+    with pytest.raises(Illegal, match="of which only dq_path=bulk makes gradients of 16 bits across"):
+        render(WgmmaBackward(br=80, dq_path="atomics"), wide, H200)
+    with pytest.raises(Illegal, match="made across by schedule=together, not apart"):
+        render(WgmmaBackward(br=80, dq_path="bulk", schedule="made_first"), wide, H200)
+    with pytest.raises(Illegal, match="meeting=late: with br=80 consumers await each other at once"):
+        render(WgmmaBackward(br=80, dq_path="bulk", meeting="late"), wide, H200)
+    with pytest.raises(Illegal, match="br=48 makes sums across"):
+        handed_on = WgmmaBackward(br=48, dq_path="bulk", turns="free", sums="handed_on")
+        render(handed_on, replace(PROBLEM, head_dim=72, head_dim_v=72), H200)
+    with pytest.raises(Illegal, match="2 warpgroups cannot share 80 rows of 64 columns"):
+        render(WgmmaBackward(br=80, dq_path="bulk"), replace(PROBLEM, head_dim=64, head_dim_v=64), H200)
+    # A head's sums are of whole tiles of rows, and of whole sixteens of columns: 72, filled up to 80.
+    kernel = render(WgmmaBackward(br=80, dq_path="bulk"), replace(PROBLEM, head_dim=72, head_dim_v=72), H200)
+    sums = 4 * 12 * 160 * 80
+    assert kernel.workspace_bytes({"batch": 3, "num_q_heads": 4, "seqlen_q": 100}) == sums + 4 * 2 * 12 * 160
+
+
+def test_blocks_that_hand_on_and_start_together_are_not_expected_to_be_fast() -> None:
+    wide = replace(PROBLEM, head_dim=128, head_dim_v=128)
+    sections = WgmmaBackward(dq_path="bulk", turns="free", sums="handed_on", order="by_section")
+    together = replace(sections, order="by_head", walk="up")
+    assert together.starts_together(wide) and not sections.starts_together(wide)
+    assert replace(sections, walk="up").starts_together(wide)
+    assert not together.starts_together(replace(wide, causal=True))
+    assert predict(together, wide, H200).median_us > 1.1 * predict(sections, wide, H200).median_us
 
 
 def test_clusters_add_up_where_blocks_can_share() -> None:
@@ -652,6 +711,7 @@ FULL = {
         64,
         64,
     ),
+    "128, across": (WgmmaBackward(br=80, dq_path="bulk", turns="free"), 128, 128),
     "128, late": (WgmmaBackward(dq_path="bulk", meeting="late"), 128, 128),
     "64, two blocks": (WgmmaBackward(bc=64, br=64, dq_path="bulk", min_blocks=2), 64, 64),
     "64, parts, late, stays": (
