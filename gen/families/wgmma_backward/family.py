@@ -22,8 +22,8 @@ FlashAttention-2's and -3's deterministic backward passes, whose sums are cleare
 
 Where the rows that pass by are no tiles of 64, blocks of keys make the gradients of queries across: keys are
 the left factor, read by columns, so that a product has 64 columns of gradients and as many rows as pass by.
-Products of 80 rows read a ninth less of shared memory than those of 64, which keep it as busy as the tensor
-cores. Sums lie in memory as these products leave them.
+Products of 80 rows read a thirteenth less of shared memory than those of 64, which keep it as busy as the
+tensor cores. Sums lie in memory as these products leave them.
 
 Blocks of keys need nothing that the launch of query rows leaves, which comes first. They may begin ``beside``
 its last ones, whose number is hardly ever one that keeps all multiprocessors busy, without waiting for it:

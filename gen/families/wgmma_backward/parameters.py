@@ -261,7 +261,7 @@ class Parameters(GradientVariant):
     def summed_columns(self, problem: Problem) -> int:
         if not self.sums_queries:
             return 0
-        return _whole(problem.head_dim, STEP) if self.sums_across else problem.head_dim
+        return -(-problem.head_dim // STEP) * STEP if self.sums_across else problem.head_dim
 
     def float32_products(self, problem: Problem) -> str:
         return "3xf16" if is_split(problem) else ""
@@ -369,8 +369,3 @@ class Parameters(GradientVariant):
         """Returns the columns of keys and of values that consumers have in registers."""
         keys = problem.head_dim if self.kept == IN_REGISTERS else 0
         return keys, problem.head_dim_v if self.kept != IN_SHARED else 0
-
-
-def _whole(columns: int, step: int) -> int:
-    """Returns the columns of as many steps as have all of them."""
-    return -(-columns // step) * step

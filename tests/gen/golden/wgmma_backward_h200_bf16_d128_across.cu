@@ -684,7 +684,7 @@ __device__ __forceinline__ void start_shares(
   wgmma_commit();
 }
 
-// Brings a warp's sixteen columns of each 64 to shared memory, as they shall lie in memory, once they are made.
+// Brings a warp's share to shared memory, as it shall lie in memory, once it is made.
 __device__ __forceinline__ void stage_shares(
     float (&staged)[kShareTiles][16 * kPassingRows], float (&shares)[kShareTiles][kPassingRows / 2]) {
   const int lane = threadIdx.x % 32;
