@@ -64,7 +64,7 @@ WAYS: dict[str, tuple[WgmmaBackward, Problem]] = {
     ),
     "bulk, two blocks on an SM": (replace(SUMS, min_blocks=2), PACKED),
     "bulk, across": (
-        WgmmaBackward(br=80, dq_path="bulk", ranges="of_keys"),
+        WgmmaBackward(br=48, dq_path="bulk", ranges="of_keys"),
         replace(PACKED, head_dim=104, head_dim_v=128),
     ),
     "atomics": (replace(SUMS, dq_path="atomics", schedule="weights_first"), replace(PACKED, dtype="f16")),
