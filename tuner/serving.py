@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -29,15 +30,16 @@ def serving_families(
     if not serving:
         told = {family.family: reason for family, reason in reasons.items() if reason is not None}
         raise none_serves(problem, limits, told)
-    knowing, refusals = [], []
+    knowing, refusals = [], {}
     for family in serving:
         try:
             parse_settings(family, settings)
             knowing.append(family)
         except UsageError as error:
-            refusals.append(error)
+            refusals[family.family] = str(error)
     if not knowing:
-        raise refusals[0]
+        alike = set(refusals.values())
+        raise UsageError(alike.pop() if len(alike) == 1 else _told_by_family(refusals))
     return tuple(knowing)
 
 
@@ -62,11 +64,15 @@ def why_not(family: type[Variant], problem: Problem, limits: DeviceLimits) -> st
 
 def none_serves(problem: Problem, limits: DeviceLimits, reasons: Mapping[str, str]) -> NotServed:
     """Returns the error that says that no family serves a problem; ``reasons`` tells of each family why."""
-    told = "; ".join(
-        reason if f"family {family} " in reason else f"family {family}: {reason}"
-        for family, reason in reasons.items()
-    )
     return NotServed(
-        f"no kernel family serves {problem.name} on {limits.name} ({limits.sm}): {told}",
+        f"no kernel family serves {problem.name} on {limits.name} ({limits.sm}): {_told_by_family(reasons)}",
         "choose another --dtype, --precision or card",
+    )
+
+
+def _told_by_family(reasons: Mapping[str, str]) -> str:
+    """Returns what each family says, and which does."""
+    return "; ".join(
+        reason if re.search(f"family '?{family}'? ", reason) else f"family {family}: {reason}"
+        for family, reason in reasons.items()
     )

@@ -122,6 +122,11 @@ WRONG: list[tuple[str, int, str]] = [
     (f"tune {SIM} --set bq=64", 2, "no parameter 'bq'"),
     (f"tune {SIM} --set stage=2", 2, "did you mean 'stages'"),
     (f"tune {SIM} --set bc=7", 2, "bc=7 is not a choice; choose from"),
+    (
+        "tune --device sim:h200 --dtype bf16 --d 128 --backward --set br=81",
+        2,
+        "family wgmma-backward: br=81 is not a choice; choose from 64, 128, 80",
+    ),
     (f"tune {SIM} --set bc", 2, "not of the form name=value"),
     (f"tune {SIM} --set =64", 2, "not of the form name=value"),
     (f"tune {SIM} --set bc=", 2, "not of the form name=value"),
