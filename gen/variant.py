@@ -193,6 +193,11 @@ class Variant:
         rows = problem.seqlen_q * (problem.group if self.packs_heads() else 1)
         return 4.0 * self.partial_floats(problem) * min(1.0, rows / (self.rows_per_block() or rows))
 
+    def with_same_bits(self, problem: Problem) -> Self:
+        """Returns the nearest variant whose kernel of a problem makes the same bits every run, as far as
+        parameters tell: by default this one."""
+        return self
+
     def oldest_arch(self, problem: Problem, arch: int) -> int | None:
         """Returns the first compute capability, times ten, with the instructions of what is rendered of a
         problem for ``arch``; None where any card has them."""

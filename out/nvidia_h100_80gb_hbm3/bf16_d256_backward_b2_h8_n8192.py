@@ -142,6 +142,7 @@ GRADIENTS: tuple[Tuned, ...] = (
             "last_turn": "whole",
             "second": "behind",
             "sections": "held",
+            "finisher": "consumers",
         },
         device={
             "name": "NVIDIA H100 80GB HBM3",

@@ -8,7 +8,7 @@
 // Family wgmma-backward:
 //   bc = 128                   keys that a block keeps, whose gradients it makes
 //   apart = false              of 64 keys one warpgroup makes dv and another dk, which takes fewer registers
-//   br = 80                    query rows that pass by them
+//   br = 64                    query rows that pass by them
 //   schedule = together        when weights are made and multiplied: beside their gradients, after, or a tile ahead
 //   parts = 1                  parts of them whose weights are made one behind the other
 //   kept = shared              what products read from registers: values, or keys as well
@@ -20,10 +20,13 @@
 //   keys = 64                  keys that pass by them
 //   k_stages = 2               tiles of keys in shared memory
 //   v_stages = 2               tiles of values in shared memory
-//   order = heaviest_first     blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
+//   order = by_section         blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
+//   ranges = of_keys           what masks are told by: the keys that each row sees, or the rows that see each key
+//   turns = free               tiles of keys that a block takes: one, or each so-manieth, or the next whenever it is free
+//   sums = ends_in_order       who adds to queries' gradients next: whoever comes, whose keys are next, or ends alone in order
 //
-// Measured on NVIDIA H200, batch 2, 16 heads, 8192 rows, with a causal mask: 2.59 ms (median), spread 4.5 %,
-// 530.7 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.3e-03.
+// Measured on NVIDIA H200, batch 2, 16 heads, 8192 rows, with a causal mask: 2.21 ms (median), spread 0.3 %,
+// 622.0 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.3e-03.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -35,10 +38,10 @@
 //
 //     flashgen emit bf16_d128_backward_causal_b2_n8192.cu \
 //         --device h200 --dtype bf16 --d 128 --backward --causal --batch 2 --seqlen 8192 \
-//         --family wgmma-backward --set bc=128 --set apart=false --set br=80 --set schedule=together \
+//         --family wgmma-backward --set bc=128 --set apart=false --set br=64 --set schedule=together \
 //         --set parts=1 --set kept=shared --set q_stages=2 --set dout_stages=2 --set dq_path=bulk \
 //         --set ds_stages=2 --set rows=128 --set keys=64 --set k_stages=2 --set v_stages=2 \
-//         --set order=heaviest_first
+//         --set order=by_section --set ranges=of_keys --set turns=free --set sums=ends_in_order
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -75,7 +78,7 @@ static_assert(sizeof(AttentionArgs) == 304, "callers from other languages pack t
 
 // The arrays as the copy engine reads and writes them.
 struct TensorMaps {
-  CUtensorMap q, dout, k, v, dk, dv;
+  CUtensorMap q, dout, k, v, dq, dk, dv;
 };
 
 constexpr bool kCausal = FLASHGEN_CAUSAL;
@@ -86,16 +89,34 @@ constexpr int kVec = 8;  // elements that strides must be multiples of, for the 
 
 constexpr int kWarpgroup = 128;  // threads of a warpgroup
 constexpr int kBc = 128;  // keys that a block keeps, whose gradients it makes
-constexpr int kPassingRows = 80;  // query rows that pass by them at a time
+constexpr int kPassingRows = 64;  // query rows that pass by them at a time
 constexpr int kConsumers = 2;  // warpgroups that compute, beside the producer
 constexpr int kThreads = 384;
+constexpr int kMaxBlocks = 132;  // as many as run at once
 constexpr int kQStages = 2, kDoutStages = 2;  // tiles of them in shared memory
 constexpr int kDsStages = 2;  // tiles of gradients of scores in shared memory
-constexpr int kShareTiles = 1;  // of queries' gradients, of 64 columns and all rows that pass by, by consumer
-constexpr int kSumColumns = 128;  // of their sums in memory
+constexpr int kShareTiles = 1, kShareColumns = 64;  // of queries' gradients, of 64 rows, by consumer
 constexpr int kGradientsBarrier = 1;  // named: all consumers have written their gradients of scores
-constexpr int kPostprocessRows = 64, kPostprocessThreads = 128;
-constexpr int kRowBox = 80, kKeyBox = 128;  // rows and keys that one copy brings
+// What becomes of a block's sums of a tile of rows: others add to them, or they are gradients with those of all other keys,
+// or they alone.
+constexpr int kHandedOn = 0, kLast = 1, kOnly = 2;
+constexpr int kMostChunks = 2;  // of gradients of keys or of values
+// A query head, where memory has its sums and, of its tiles of rows, whose keys are next.
+struct HandedHead {
+  int number;
+  float* sums;
+  int* next_keys;
+};
+// A turn as far as sums go: how many tiles of keys come before it, of how many tiles from `first_row` on a head's rows are,
+// which of them see no keys before the turn's, those from `end_before` on, and none behind, those up to `first_behind`; both
+// begin tiles. And the heads that share its keys: the first one, and the number of that behind the last.
+struct HandedTurn {
+  int batch, kv_head, first_key, keys_before, first_row, of_head, end_before, first_behind;
+  HandedHead first_head;
+  int end_head;
+};
+constexpr long long kSectionBytes = 37748736;  // of L2, for what passes by
+constexpr int kRowBox = 64, kKeyBox = 128;  // rows and keys that one copy brings
 constexpr int kStatisticsRows = 32, kStatisticsThreads = 256;
 
 // A tile in shared memory is made of chunks of 64 columns, whose rows of 128 bytes are swizzled.
@@ -115,11 +136,30 @@ struct SharedStorage {
   alignas(1024) PassingRows q[kQStages][kDChunks];
   alignas(1024) PassingRows dout[kDoutStages][kDvChunks];
   alignas(1024) PassingRows gradients[kDsStages][kBc / kChunk];  // of scores, a row for each query row
-  // Sums on their way to memory, by warp.
-  alignas(1024) float shares[kConsumers][4][kShareTiles][16 * kPassingRows];
+  // What is moved, by who moves it: sums of a tile of rows as they lie in memory, on their way there or from there, or
+  // the gradients that they make, a warp's where its sums were; or gradients of the keys or the values of a turn.
+  union alignas(1024) {
+    float sums[kPassingRows * kD];
+    KeptKeys kept[kMostChunks];
+  } moved[2];
   alignas(16) float lse[kQStages][kPassingRows], delta[kDoutStages][kPassingRows];
   // A stage is full once its bytes have arrived, and empty once every warp of consumers has done with it.
   Barrier kept_full, q_full[kQStages], q_empty[kQStages], dout_full[kDoutStages], dout_empty[kDoutStages];
+  Barrier kept_empty;  // once every warp of consumers has read what it needs of keys and values
+  Barrier next_full, next_empty;  // once the producer has told the next turn, and every warp of consumers has read it
+  int next;  // -1: none
+  HandedTurn handed[2];  // what comes with every other turn
+  struct Mover {
+    Barrier open, done;  // once it is known what becomes of sums, and once every warp of consumers has done it
+    int become;
+    int counted;  // the tiles of keys that others are told of: a row's first one is told with those before it
+    float* ended;  // where memory has sums that end here
+    // Its own, whose thread has few registers: the head that is next, where others are told of sums, once these are in
+    // memory, and the phase in which the next turn comes.
+    HandedHead head;
+    int* told;
+    unsigned next_phase;
+  } movers[2];
 };
 
 static_assert(sizeof(SharedStorage) == 231424, "the size that pruning counted on");
@@ -232,6 +272,14 @@ __device__ __forceinline__ void bulk_add(float* global, const float* shared, uns
                : "memory");
 }
 
+// Stores them there.
+__device__ __forceinline__ void bulk_store(float* global, const float* shared, unsigned bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+               :
+               : "l"(__cvta_generic_to_global(global)), "r"(shared_address(shared)), "r"(bytes)
+               : "memory");
+}
+
 __device__ __forceinline__ void tma_commit() {
   asm volatile("cp.async.bulk.commit_group;" : : : "memory");
 }
@@ -240,6 +288,51 @@ __device__ __forceinline__ void tma_commit() {
 template <int kGroups>
 __device__ __forceinline__ void tma_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(kGroups) : "memory");
+}
+
+// The same until they are there.
+template <int kGroups>
+__device__ __forceinline__ void tma_wait() {
+  asm volatile("cp.async.bulk.wait_group %0;" : : "n"(kGroups) : "memory");
+}
+
+// Waits until another block has left `number` there. What it did before can be seen then, by the copy engine too.
+__device__ __forceinline__ void wait_for_number(const int* place, int number) {
+  int there;
+  do {
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(there) : "l"(__cvta_generic_to_global(place)) : "memory");
+  } while (there != number);
+  asm volatile("fence.proxy.async.global;" : : : "memory");
+}
+
+// Waits until another block has left any number but 0 there.
+__device__ __forceinline__ void wait_for_any_number(const int* place) {
+  int there;
+  do {
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(there) : "l"(__cvta_generic_to_global(place)) : "memory");
+  } while (there == 0);
+  asm volatile("fence.proxy.async.global;" : : : "memory");
+}
+
+// Says that nobody reads 128 bytes of memory any more, a line of L2, which then need not write them.
+__device__ __forceinline__ void discard_line(float* line) {
+  asm volatile("discard.global.L2 [%0], 128;" : : "l"(__cvta_generic_to_global(line)) : "memory");
+}
+
+// Leaves a number for whoever waits for it.
+__device__ __forceinline__ void leave_number(int* place, int number) {
+  asm volatile("st.release.gpu.global.s32 [%0], %1;"
+               :
+               : "l"(__cvta_generic_to_global(place)), "r"(number)
+               : "memory");
+}
+
+// Adds to the number that is there, beside others who do.
+__device__ __forceinline__ void add_to_number(int* place, int number) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], %1;"
+               :
+               : "l"(__cvta_generic_to_global(place)), "r"(number)
+               : "memory");
 }
 
 __device__ __forceinline__ void stmatrix_x4_trans(void* row, const unsigned* m) {
@@ -279,6 +372,12 @@ __device__ __forceinline__ bool elect_one() {
   return elected != 0;
 }
 
+// Makes the compiler forget what it knows of a value: it then works out what follows from it where that is needed,
+// rather than once and for all in a register each.
+__device__ __forceinline__ void forget(int& value) {
+  asm volatile("" : "+r"(value));
+}
+
 // Orders what this warpgroup's threads wrote to registers before its next products.
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
@@ -304,23 +403,21 @@ __device__ __forceinline__ void hold(float (&registers)[n]) {
 
 // D = A B, or D += A B if `accumulate`, for one warpgroup: D is 64 x n. Products along the columns of both factors read
 // them from shared memory; sums have their weights in registers and what they weigh by rows.
-__device__ __forceinline__ void wgmma_m64n80k16_bf16_ss(
-    float (&d)[40], unsigned long long a, unsigned long long b, bool accumulate) {
+__device__ __forceinline__ void wgmma_m64n64k16_bf16_ss(
+    float (&d)[32], unsigned long long a, unsigned long long b, bool accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      "setp.ne.b32 p, %42, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 "
+      "setp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39}, "
-      "%40, %41, p, 1, 1, 0, 0;\n"
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "%32, %33, p, 1, 1, 0, 0;\n"
       "}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
       : "l"(a), "l"(b), "r"(int(accumulate)));
 }
 
@@ -348,23 +445,21 @@ __device__ __forceinline__ void wgmma_m64n128k16_bf16_rs_trans(
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));
 }
 
-__device__ __forceinline__ void wgmma_m64n80k16_bf16_ss_across(
-    float (&d)[40], unsigned long long a, unsigned long long b, bool accumulate) {
+__device__ __forceinline__ void wgmma_m64n64k16_bf16_ss_trans(
+    float (&d)[32], unsigned long long a, unsigned long long b, bool accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      "setp.ne.b32 p, %42, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 "
+      "setp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39}, "
-      "%40, %41, p, 1, 1, 1, 0;\n"
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "%32, %33, p, 1, 1, 0, 1;\n"
       "}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
       : "l"(a), "l"(b), "r"(int(accumulate)));
 }
 
@@ -414,15 +509,6 @@ __device__ __forceinline__ int end_key_of(const AttentionArgs& args, int batch, 
 
 __device__ __forceinline__ int first_key_of(const AttentionArgs& args, int batch, int row) { return 0; }
 
-// What a row sees of the keys, a predicate aside: none where it is not there.
-struct KeyRange {
-  int begin, end;
-};
-__device__ __forceinline__ KeyRange keys_of(const AttentionArgs& args, int batch, int row) {
-  if (row >= args.seqlen_q) return {0, 0};
-  return {first_key_of(args, batch, row), end_key_of(args, batch, row)};
-}
-
 // The first of the rows [below, above) whose keys end behind a key, and the first whose begin behind it; `above` where
 // none do. Bounds rise with rows.
 __device__ __forceinline__ int first_row_that_ends(
@@ -443,47 +529,68 @@ __device__ __forceinline__ void find_rows(
   end_row = first_row_that_begins(args, batch, end_key - 1, first_row, args.seqlen_q);
 }
 
+// The rows that see a key, a predicate aside: none where it is not there.
+struct RowRange {
+  int begin, end;
+};
+// `first_row` and `end_row`: no others see it.
+__device__ __forceinline__ RowRange rows_of(
+    const AttentionArgs& args, int batch, int key, int first_row, int end_row) {
+  const int begin = first_row_that_ends(args, batch, key, first_row, end_row);
+  return {begin, first_row_that_begins(args, batch, key, begin, end_row)};
+}
+
 // Of each row, its log-sum-exp in powers of two (infinity where it sees nothing, and so weighs nothing), and what its
 // scores' gradients are less by.
 // A head's last tile, which is copied as a whole, is filled up with rows that weigh nothing, too.
 __device__ __forceinline__ int filled_rows(const AttentionArgs& args) {
-  return (args.seqlen_q + 79) / 80 * 80;
+  return (args.seqlen_q + 63) / 64 * 64;
 }
 __device__ __forceinline__ float* lse_of(const AttentionArgs& args, int batch, int head) {
   return args.workspace + (static_cast<long long>(batch) * args.num_q_heads + head) * filled_rows(args);
 }
 __device__ __forceinline__ float* delta_of(const AttentionArgs& args, int batch, int head) {
   return lse_of(args, batch, head) +
-         ((static_cast<long long>(args.batch)) * args.num_q_heads * ((args.seqlen_q + 79) / 80 * 80) + 63) / 64 * 64;
+         ((static_cast<long long>(args.batch)) * args.num_q_heads * ((args.seqlen_q + 63) / 64 * 64) + 63) / 64 * 64;
 }
-// Sums of the gradients of a head's queries, before scores' scale: of 80 rows tiles of 16 columns by 8 rows, as products leave them.
+// Sums of the gradients of a head's queries, before scores' scale: tiles of 16 rows by 8 columns, as products leave them,
+// which blocks hand on.
 __device__ __forceinline__ long long num_query_sums(const AttentionArgs& args) {
   return filled_rows(args) * 128LL;
 }
 __device__ __forceinline__ float* query_sums_of(const AttentionArgs& args, int batch, int head) {
   const long long batches = args.batch;
-  return args.workspace + (batches * args.num_q_heads * ((args.seqlen_q + 79) / 80 * 80) + 63) / 64 * 64 +
-         (batches * args.num_q_heads * ((args.seqlen_q + 79) / 80 * 80) + 63) / 64 * 64 +
+  return args.workspace + (batches * args.num_q_heads * ((args.seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
+         (batches * args.num_q_heads * ((args.seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
          (static_cast<long long>(batch) * args.num_q_heads + head) * num_query_sums(args);
 }
-// Where a lane's first number is of a tile of 16 rows by 8 columns: of 16 columns by 8 rows products leave each lane two
-// neighbouring rows of one, and the same two of the column eight behind it.
+// Where a tile of them begins for a lane, whose next numbers are neighbours.
 __device__ __forceinline__ float* query_sum_at(float* sums, int row_tile, int column_tile) {
-  constexpr int kRowTiles = 80 / 16, kColumns = 128;  // of a tile of rows that pass by
-  const int row = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
-  const long long first = (row_tile / kRowTiles * (kColumns / 16) + column_tile / 2) * kRowTiles + row_tile % kRowTiles;
-  return sums + first * 256 + column * 16 + row / 2 * 4 + row % 2 + column_tile % 2 * 2;
+  const int lane = threadIdx.x % 32;
+  return sums + (row_tile * 16LL + column_tile) * 128 + lane * 4;
+}
+// Of a head's tiles of rows, the tile of keys that adds to their sums next.
+__device__ __forceinline__ int row_tiles_of(const AttentionArgs& args) {
+  return (args.seqlen_q + kPassingRows - 1) / kPassingRows;
+}
+__device__ __forceinline__ int* next_keys_of(const AttentionArgs& args, int batch, int head) {
+  const long long batches = args.batch;
+  return reinterpret_cast<int*>(
+             args.workspace + (batches * args.num_q_heads * ((args.seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
+             (batches * args.num_q_heads * ((args.seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
+             (batches * args.num_q_heads * ((args.seqlen_q + 63) / 64 * 64) * 128 + 63) / 64 * 64 + 64) +
+         (static_cast<long long>(batch) * args.num_q_heads + head) * row_tiles_of(args);
 }
 
 // Turns a product of a row and a key into its weight, and the gradient of the weight into that of the product, but for
-// the scale of scores. `masked`: the row may not see the key, which then is none of those `seen`.
+// the scale of scores. `masked`: the row may not see the key, and then is none of those that `see` it.
 template <bool masked>
 __device__ __forceinline__ void weigh(
-    float& s, float& gradient, const AttentionArgs& args, int batch, int head, int row, int key, KeyRange seen,
+    float& s, float& gradient, const AttentionArgs& args, int batch, int head, int row, int key, RowRange see,
     float scale, float lse, float delta) {
   s = exp2f(fmaf(s, scale, -lse));
   if (masked) {
-    const bool sees_key = key >= seen.begin && key < seen.end;
+    const bool sees_key = row >= see.begin && row < see.end;
     s = sees_key ? s : 0.0f;
   }
   gradient = s * (gradient - delta);
@@ -505,8 +612,8 @@ __device__ __forceinline__ bool is_partial(
 
 // One step of products along columns, and of sums.
 __device__ __forceinline__ void multiply(
-    float (&s)[40], unsigned long long a, unsigned long long b, bool accumulate) {
-  wgmma_m64n80k16_bf16_ss(s, a, b, accumulate);
+    float (&s)[32], unsigned long long a, unsigned long long b, bool accumulate) {
+  wgmma_m64n64k16_bf16_ss(s, a, b, accumulate);
 }
 __device__ __forceinline__ void multiply(float (&sum)[64], const unsigned (&a)[4], unsigned long long b) {
   wgmma_m64n128k16_bf16_rs_trans(sum, a, b, true);
@@ -567,6 +674,41 @@ __device__ __forceinline__ void release(Barrier* empty) {
   if (threadIdx.x % 32 < kArrivals) barrier_arrive(empty);
 }
 
+// The keys that a block takes in a turn, of a head, and the rows that see some of them: so many tiles of each query head.
+struct Turn {
+  int batch, kv_head, first_key, end_key, first_row, end_row, of_head;
+
+  __device__ __forceinline__ Turn(const AttentionArgs& args, int number) {
+    const int tiles = tiles_of_keys(args), group = args.num_q_heads / args.num_kv_heads;
+    // Heads one section behind the other, of which L2 has what passes by; of a section the heaviest tiles first.
+    const int all_heads = args.batch * args.num_kv_heads;
+    const long long passing = 1LL * group * args.seqlen_q * (kD * 6 + kDv * 2);  // bytes, of a head
+    const int section = max(1, int(min(kSectionBytes / max(passing, 1LL), 1LL * all_heads)));
+    const int before = number / (tiles * section) * section, nth = number - tiles * before;
+    const int beside = min(section, all_heads - before), nth_head = before + nth % beside;
+    first_key = nth / beside * kBc;
+    kv_head = nth_head % args.num_kv_heads;
+    batch = nth_head / args.num_kv_heads;
+    end_key = min(first_key + kBc, args.seqlen_k);
+    find_rows(args, batch, first_key, end_key, first_row, end_row);
+    first_row -= first_row % kPassingRows;
+    // Where a tile's rows end before these keys or begin behind them, too: its sums pass by here.
+    of_head = (end_row - first_row + kPassingRows - 1) / kPassingRows;
+  }
+
+  static __device__ __forceinline__ int tiles_of_keys(const AttentionArgs& args) {
+    return (args.seqlen_k + kBc - 1) / kBc;
+  }
+  static __device__ __forceinline__ int count(const AttentionArgs& args) {
+    return args.batch * args.num_kv_heads * tiles_of_keys(args);
+  }
+};
+
+// How many turns have been taken: behind the sums of all heads.
+__device__ __forceinline__ int* turns_taken(const AttentionArgs& args) {
+  return reinterpret_cast<int*>(query_sums_of(args, args.batch, 0));
+}
+
 // Stores a warp's part of gradients, of sixteen rows and times a factor, as the copy engine shall take it: `place_of` has
 // the place of eight columns of a row.
 template <int n, typename Place>
@@ -583,73 +725,6 @@ __device__ __forceinline__ void store_rows(const float (&sum)[n], float factor, 
   }
 }
 
-// Has the copy engine write a warp's sixteen rows of gradients, times a factor, from `first_row` on, by way of shared
-// memory that only the warp has need of: chunks of columns, which begin so many elements apart.
-template <int n>
-__device__ __forceinline__ void send_rows(
-    const CUtensorMap* map, Element* staged, int apart, const float (&sum)[n], float factor, int first_row, int head,
-    int batch) {
-  const bool sends = threadIdx.x % 32 == 0;
-  if (sends) tma_wait_read<0>();  // what was there has gone
-  __syncwarp();
-  store_rows(sum, factor, [&](int row, int piece) {
-    return staged + piece / 8 * apart + row * kChunk + (piece % 8 ^ row % 8) * 8;
-  });
-  fence_proxy_async();
-  __syncwarp();
-  if (!sends) return;
-#pragma unroll
-  for (int column = 0; column < 2 * n; column += kChunk) {
-    tma_store(map, staged + column / kChunk * apart, column, first_row, head, batch);
-  }
-  tma_commit();
-}
-
-// Four neighbouring lanes have each a part of four chunks: gives each all parts of one.
-__device__ __forceinline__ uint4 exchange_quarters(const unsigned (&part)[4]) {
-  const bool odd = threadIdx.x % 2, upper = threadIdx.x / 2 % 2;
-  unsigned all[4];
-#pragma unroll
-  for (int i = 0; i < 4; i += 2) {
-    const unsigned other = __shfl_xor_sync(0xffffffffu, odd ? part[i] : part[i + 1], 1);
-    all[i] = odd ? other : part[i];
-    all[i + 1] = odd ? part[i + 1] : other;
-  }
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const unsigned other = __shfl_xor_sync(0xffffffffu, upper ? all[i] : all[i + 2], 2);
-    all[i] = upper ? other : all[i];
-    all[i + 2] = upper ? all[i + 2] : other;
-  }
-  return make_uint4(all[0], all[1], all[2], all[3]);
-}
-
-// Writes a thread's part of 64 rows, from `first_row` on and before `end`, times a factor: eight columns at once, and of
-// the last ones two where there are not four times eight.
-template <int n>
-__device__ __forceinline__ void write_rows(
-    Element* array, long long stride, int first_row, int end, const float (&sum)[n], float factor) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x % kWarpgroup / 32;
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int row = first_row + 16 * warp + lane / 4 + 8 * h;
-    Element* const target = array + row * stride;
-#pragma unroll
-    for (int i = 2 * h; i + 12 < n; i += 16) {
-      const unsigned parts[4] = {
-          pack(sum[i] * factor, sum[i + 1] * factor), pack(sum[i + 4] * factor, sum[i + 5] * factor),
-          pack(sum[i + 8] * factor, sum[i + 9] * factor), pack(sum[i + 12] * factor, sum[i + 13] * factor)};
-      const uint4 columns = exchange_quarters(parts);
-      if (row < end) *reinterpret_cast<uint4*>(target + (i / 4 + lane % 4) * 8) = columns;
-    }
-#pragma unroll
-    for (int i = n / 16 * 16 + 2 * h; i < n; i += 4) {
-      const unsigned two = pack(sum[i] * factor, sum[i + 1] * factor);
-      if (row < end) *reinterpret_cast<unsigned*>(target + i / 4 * 8 + lane % 4 * 2) = two;
-    }
-  }
-}
-
 // Brings a consumer's gradients of scores to shared memory, where a row has those of 64 keys.
 __device__ __forceinline__ void store_gradients(
     Element* tile, const unsigned (&gradients)[kPassingRows / 16][4]) {
@@ -662,50 +737,216 @@ __device__ __forceinline__ void store_gradients(
   }
 }
 
-// Starts what all keys of the block make of the gradients of the rows that pass by, a consumer's share of columns.
+// Starts what all keys of the block make of the gradients of a consumer's share of rows and columns.
 __device__ __forceinline__ void start_shares(
-    float (&shares)[kShareTiles][kPassingRows / 2], unsigned long long gradients, unsigned long long keys) {
-  constexpr int kTile = sizeof(KeptKeys) >> 4;  // as descriptors count
+    float (&shares)[kShareTiles][kShareColumns / 2], unsigned long long gradients, unsigned long long keys) {
+  constexpr int kTile = 64 * kChunk * sizeof(Element) >> 4;  // as descriptors count
   wgmma_fence();
 #pragma unroll
   for (int tile = 0; tile < kShareTiles; ++tile) {
 #pragma unroll
     for (int step = 0; step < kBc / 16; ++step) {
-      wgmma_m64n80k16_bf16_ss_across(
-          shares[tile], step_of_keys(keys, step) + tile * kTile, step_of_columns<PassingRows>(gradients, step), step > 0);
+      wgmma_m64n64k16_bf16_ss_trans(
+          shares[tile], step_of_columns<PassingRows>(gradients, step) + tile * kTile, step_of_keys(keys, step), step > 0);
     }
   }
   wgmma_commit();
 }
 
-// Brings a warp's share to shared memory, as it shall lie in memory, once it is made.
-__device__ __forceinline__ void stage_shares(
-    float (&staged)[kShareTiles][16 * kPassingRows], float (&shares)[kShareTiles][kPassingRows / 2]) {
-  const int lane = threadIdx.x % 32;
-  if (lane == 0) tma_wait_read<0>();  // what was there has gone
+// A warp has done what it had to where movers opened shared memory.
+__device__ __forceinline__ void leave_to_mover(SharedStorage& smem, PipelineState<2>& pipe) {
+  fence_proxy_async();
   __syncwarp();
+  release(&smem.movers[pipe.stage].done);
+  pipe.advance();
+}
+
+// A lane's place in a warp's share of sums that end, which begins with a column: memory needs the share no more.
+__device__ __forceinline__ void discard_share(float* place, int column) {
+  const int lane = threadIdx.x % 32;
+  // Each line has two columns of sixteen rows, a lane the four sums at its place.
+  for (int line = lane; line < min(kShareColumns, kD - column) / 2; line += 32) {
+    discard_line(place - lane * 4 + line * 32);
+  }
+}
+
+// Has a warp's share of a tile's sums, once it is made, where it is moved from, or the gradients that it is the last part
+// of. `sixteen` and `column`: with which sixteen rows of the tile and which column the share begins.
+__device__ __forceinline__ void hand_on_share(
+    SharedStorage& smem, PipelineState<2>& pipe, float (&shares)[kShareTiles][kShareColumns / 2], int sixteen, int column,
+    float scale) {
 #pragma unroll
-  for (int tile = 0; tile < kShareTiles; ++tile) {
-    hold(shares[tile]);
+  for (int tile = 0; tile < kShareTiles; ++tile) hold(shares[tile]);
+  barrier_wait(&smem.movers[pipe.stage].open, pipe.phase);
+  float* const place = query_sum_at(smem.moved[pipe.stage].sums, sixteen, column / 8);
+  const int become = smem.movers[pipe.stage].become;
+  if (become == kHandedOn) {
 #pragma unroll
-    for (int i = 0; i < kPassingRows / 2; i += 4) {
-      *reinterpret_cast<float4*>(staged[tile] + i * 32 + lane * 4) =
-          make_float4(shares[tile][i], shares[tile][i + 1], shares[tile][i + 2], shares[tile][i + 3]);
+    for (int tile = 0; tile < kShareTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < kShareColumns / 2; i += 4) {
+        *reinterpret_cast<float4*>(place + tile * 64 * kD + i * 32) =
+            make_float4(shares[tile][i], shares[tile][i + 1], shares[tile][i + 2], shares[tile][i + 3]);
+      }
+    }
+  } else {
+#pragma unroll
+    for (int tile = 0; tile < kShareTiles; ++tile) {
+      if (become == kLast) {
+#pragma unroll
+        for (int i = 0; i < kShareColumns / 2; i += 4) {
+          const float4 before = *reinterpret_cast<const float4*>(place + tile * 64 * kD + i * 32);
+          shares[tile][i] += before.x, shares[tile][i + 1] += before.y;
+          shares[tile][i + 2] += before.z, shares[tile][i + 3] += before.w;
+        }
+        __syncwarp();  // all lanes have read what gradients take the place of
+        discard_share(smem.movers[pipe.stage].ended + (place - smem.moved[pipe.stage].sums) + tile * 64 * kD, column);
+      }
+      // The warp's, of which a lane has four sums at its place.
+      Element* const rows = reinterpret_cast<Element*>(place + tile * 64 * kD - threadIdx.x % 32 * 4);
+      store_rows(shares[tile], scale, [&](int row, int piece) {
+        return rows + row * kShareColumns + (piece ^ row % 8) * 8;
+      });
+    }
+  }
+  leave_to_mover(smem, pipe);
+}
+
+// Has a consumer's gradients of keys or of values, times a factor, where they are moved from; `first`: their first row.
+template <int n>
+__device__ __forceinline__ void leave_rows(
+    SharedStorage& smem, PipelineState<2>& pipe, int first, const float (&sum)[n], float factor) {
+  barrier_wait(&smem.movers[pipe.stage].open, pipe.phase);
+  KeptKeys* const tile = smem.moved[pipe.stage].kept;
+  const int first_of_warp = first + threadIdx.x % kWarpgroup / 32 * 16;
+  store_rows(sum, factor, [&](int row, int piece) {
+    return tile[piece / 8] + (first_of_warp + row) * kChunk + (piece % 8 ^ row % 8) * 8;
+  });
+  leave_to_mover(smem, pipe);
+}
+
+// What movers are told of a turn.
+__device__ __forceinline__ HandedTurn find_handed(const AttentionArgs& args, const Turn& turn) {
+  const int group = args.num_q_heads / args.num_kv_heads, head = turn.kv_head * group;
+  const int keys_before = turn.first_key / kBc;
+  const HandedHead first{head, query_sums_of(args, turn.batch, head), next_keys_of(args, turn.batch, head)};
+  HandedTurn found{turn.batch, turn.kv_head, turn.first_key, keys_before, turn.first_row, max(turn.of_head, 0), 0, 0x7fffffff,
+                   first, head + group};
+  int first_row, end_row;
+  if (turn.first_key > 0) {
+    find_rows(args, turn.batch, turn.first_key - kBc, turn.first_key, first_row, end_row);
+    found.end_before = (end_row + kPassingRows - 1) / kPassingRows * kPassingRows;
+  }
+  if (turn.end_key < args.seqlen_k) {
+    find_rows(args, turn.batch, turn.end_key, min(turn.end_key + kBc, args.seqlen_k), first_row, end_row);
+    found.first_behind = first_row / kPassingRows * kPassingRows;
+  }
+  return found;
+}
+
+// Starts to write gradients of all of a tile's rows, by what a warp has made of them.
+__device__ __forceinline__ void write_queries(
+    const TensorMaps& maps, const float* sums, int first, int head, int batch) {
+#pragma unroll 1
+  for (int row = 0; row < kPassingRows; row += 16) {
+#pragma unroll 1
+    for (int column = 0; column < kD; column += kShareColumns) {
+      tma_store(&maps.dq, sums + row * kD + column * 16, column, first + row, head, batch);
     }
   }
 }
 
-// Has the copy engine add them to sums, where those of `column` are first.
-__device__ __forceinline__ void add_shares(
-    float* place, const float (&staged)[kShareTiles][16 * kPassingRows]) {
-  fence_proxy_async();
-  __syncwarp();
-  if (threadIdx.x % 32 != 0) return;
-#pragma unroll
-  for (int tile = 0; tile < kShareTiles; ++tile) {
-    bulk_add(place + tile * 64 * kPassingRows, staged[tile], sizeof(staged[tile]));
+// Starts to write those of a turn's keys, or values.
+__device__ __forceinline__ void write_keys(
+    const CUtensorMap* map, const KeptKeys* tile, int chunks, const HandedTurn& turn) {
+#pragma unroll 1
+  for (int i = 0; i < chunks; ++i) tma_store(map, tile[i], i * kChunk, turn.first_key, turn.kv_head, turn.batch);
+}
+
+// The part of one of two threads, of every other tile of rows of a block's turns: opens shared memory of its own for a
+// tile's sums, with those of all others where these end there, and has moved what becomes of them. Behind the last head's
+// tiles of a turn come its gradients of keys and of values.
+__device__ __forceinline__ void hand_on_sums(
+    const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, int number) {
+  auto& moved = smem.moved[number];
+  SharedStorage::Mover& mover = smem.movers[number];
+  mover.next_phase = 0;
+  unsigned phase = 0;
+  int nth = number;  // tile of a head's walk
+#pragma unroll 1
+  while (true) {
+    barrier_wait(&smem.next_full, mover.next_phase);
+    if (smem.next < 0) break;
+    const HandedTurn& turn = smem.handed[mover.next_phase];
+    HandedHead& head = mover.head;
+    head.number = turn.first_head.number;
+    head.sums = turn.first_head.sums;
+    // In between, for otherwise all of it would be in registers at once; the turn stays until the next but one.
+    barrier_arrive(&smem.next_empty);
+    head.next_keys = turn.first_head.next_keys;
+    mover.next_phase ^= 1;
+    mover.told = nullptr;
+    const auto tell = [&] {
+      if (mover.told == nullptr) return;
+      tma_wait<0>();
+      add_to_number(mover.told, mover.counted);
+      mover.told = nullptr;
+    };
+#pragma unroll 1
+    for (;; nth += 2, phase ^= 1) {
+#pragma unroll 1
+      for (; head.number < turn.end_head && nth >= turn.of_head; ++head.number) {
+        nth -= turn.of_head;
+        head.sums += num_query_sums(args);
+        head.next_keys += row_tiles_of(args);
+      }
+      if (head.number == turn.end_head) {
+        if (nth >= 2) break;
+        barrier_arrive(&mover.open);
+        tell();
+        barrier_wait(&mover.done, phase);
+        if (nth == 0) {
+          write_keys(&maps.dk, moved.kept, kDChunks, turn);
+        } else {
+          write_keys(&maps.dv, moved.kept, kDvChunks, turn);
+        }
+        tma_commit();
+        tma_wait_read<0>();
+        continue;
+      }
+      const int first = turn.first_row + (turn.of_head - 1 - nth) * kPassingRows;
+      const bool begins = first >= turn.end_before, ends = first < turn.first_behind;
+      int* const next_keys = head.next_keys + first / kPassingRows;
+      mover.become = !ends ? kHandedOn : begins ? kOnly : kLast;
+      if (ends && !begins) {
+        tell();
+        wait_for_number(next_keys, turn.keys_before);
+        float* const sums = head.sums + 1LL * first * kD;
+        mover.ended = sums;
+        barrier_expect(&mover.open, sizeof(moved.sums));
+        bulk_load(moved.sums, sums, sizeof(moved.sums), &mover.open);
+      } else {
+        // Consumers need not wait for what is told to others.
+        barrier_arrive(&mover.open);
+        tell();
+        if (!begins) wait_for_any_number(next_keys);
+      }
+      barrier_wait(&mover.done, phase);
+      if (ends) {
+        write_queries(maps, moved.sums, first, head.number, turn.batch);
+        tma_commit();
+        tma_wait_read<0>();
+        continue;
+      }
+      float* const sums = head.sums + 1LL * first * kD;
+      if (begins) bulk_store(sums, moved.sums, sizeof(moved.sums)); else bulk_add(sums, moved.sums, sizeof(moved.sums));
+      tma_commit();
+      tma_wait_read<0>();
+      mover.told = next_keys;
+      mover.counted = begins ? turn.keys_before + 1 : 1;
+    }
+    nth -= 2;
   }
-  tma_commit();
 }
 
 // Leaves of each row its log-sum-exp and the sum of dout * o, less the gradient of the log-sum-exp; 16 lanes do a row.
@@ -713,6 +954,7 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
     attention_bf16_d128_backward_statistics(const AttentionArgs args) {
   let_next_launch_begin();
 
+  if (blockIdx.x == 0 && threadIdx.x == 0) *turns_taken(args) = 0;
   // Neighbouring elements, moved by one access.
   struct alignas(16) Elements {
     __nv_bfloat16 at[8];
@@ -721,12 +963,11 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
   const int tiles = (args.seqlen_q + kStatisticsRows - 1) / kStatisticsRows;
   const int tile = int(blockIdx.x) % tiles, head = int(blockIdx.x) / tiles % args.num_q_heads;
   const int batch = int(blockIdx.x) / tiles / args.num_q_heads;
-  // Sums begin at nothing, of the last block's rows also those that fill up a tile.
-  constexpr int kBlockSums = kStatisticsRows * 128;
-  float* const sums = query_sums_of(args, batch, head);
-  const long long end_sum = tile + 1 < tiles ? (tile + 1LL) * kBlockSums : num_query_sums(args);
-  for (long long i = 1LL * tile * kBlockSums + threadIdx.x * 4; i < end_sum; i += kStatisticsThreads * 4) {
-    *reinterpret_cast<float4*>(sums + i) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  // Of the tiles of rows that begin here the next keys are the first, for whom nobody waits.
+  const int first_tile = (tile * kStatisticsRows + kPassingRows - 1) / kPassingRows;
+  const int end_tile = (min((tile + 1) * kStatisticsRows, args.seqlen_q) + kPassingRows - 1) / kPassingRows;
+  for (int n = first_tile + int(threadIdx.x); n < end_tile; n += kStatisticsThreads) {
+    next_keys_of(args, batch, head)[n] = 0;
   }
   const int lane = int(threadIdx.x) % kLanes, end_row = min((tile + 1) * kStatisticsRows, args.seqlen_q);
 #pragma unroll
@@ -751,6 +992,14 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
 #pragma unroll
     for (int bit = 1; bit < kLanes; bit *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, bit);
     if (!is_there) continue;
+    if (first_key_of(args, batch, row) >= end_key_of(args, batch, row)) {
+      // Sees nothing, nor may the rest of its tile: then nobody else writes its gradient.
+      __nv_bfloat16* const dq =
+          args.dq + batch * args.dq_stride_batch + head * args.dq_stride_head + row * args.dq_stride_row;
+      for (int x = lane * 8; x < kD; x += kLanes * 8) {
+        *reinterpret_cast<Elements*>(dq + x) = Elements{};
+      }
+    }
     if (row == args.seqlen_q - 1) {
       for (int filling = args.seqlen_q + lane; filling < filled_rows(args); filling += kLanes) {
         lse_of(args, batch, head)[filling] = kInfinity;
@@ -765,26 +1014,23 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
   }
 }
 
-// Gradients of keys and values: the block keeps kBc of them and the rows that see some pass by. Each consumer has 64 keys.
+// Gradients of keys and values: a block keeps kBc of them at a time, 64 for each consumer, and the rows that see some pass by.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_bf16_d128_backward_kernel(const AttentionArgs args, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
-  const int tiles = (args.seqlen_k + kBc - 1) / kBc, group = args.num_q_heads / args.num_kv_heads;
-  const int all_heads = args.batch * args.num_kv_heads;
-  const int first_key = int(blockIdx.x) / all_heads * kBc, kv_head = int(blockIdx.x) % args.num_kv_heads;
-  const int batch = int(blockIdx.x) % all_heads / args.num_kv_heads;
-  const int end_key = min(first_key + kBc, args.seqlen_k);
-  int first_row, end_row;
-  find_rows(args, batch, first_key, end_key, first_row, end_row);
-  first_row -= first_row % kPassingRows;
-  // Tiles of rows of all heads that share the keys, one head behind the other.
-  const int of_head = first_row < end_row ? (end_row - first_row + kPassingRows - 1) / kPassingRows : 0;
-
+  const int group = args.num_q_heads / args.num_kv_heads;
   // Read from one lane, so that the compiler knows it to be the same in all.
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
     barrier_init(&smem.kept_full, 1);
+    barrier_init(&smem.kept_empty, kArrivals * 4 * kConsumers);
+    barrier_init(&smem.next_full, 1);
+    barrier_init(&smem.next_empty, kArrivals * 4 * kConsumers + 2);
+    for (auto& mover : smem.movers) {
+      barrier_init(&mover.open, 1);
+      barrier_init(&mover.done, kArrivals * 4 * kConsumers);
+    }
     for (int i = 0; i < kQStages; ++i) {
       barrier_init(&smem.q_full[i], 1);
       barrier_init(&smem.q_empty[i], kArrivals * 4 * kConsumers);
@@ -796,145 +1042,174 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     fence_barrier_init();
   }
   wait_for_earlier_launches();
-  let_next_launch_begin();
   __syncthreads();
 
   PipelineState<kQStages> q_pipe;
   PipelineState<kDoutStages> dout_pipe;
+  unsigned kept_phase = 0, next_phase = 0;
   if (warp < 4) {
     give_registers<24>();
-    if (warp != 0 || of_head == 0 || !elect_one()) return;
+    if ((warp == 1 || warp == 2) && elect_one()) hand_on_sums(args, maps, smem, warp - 1);
+    if (warp != 0 || !elect_one()) return;
+    prefetch_map(&maps.k);
+    prefetch_map(&maps.v);
     prefetch_map(&maps.q);
     prefetch_map(&maps.dout);
-    barrier_expect(&smem.kept_full, sizeof(smem.k) + sizeof(smem.v));
-    load_rows<kBc, kKeyBox, kDChunks>(smem.k, &maps.k, &smem.kept_full, first_key, kv_head, batch);
-    load_rows<kBc, kKeyBox, kDvChunks>(smem.v, &maps.v, &smem.kept_full, first_key, kv_head, batch);
-    for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-      for (int n = 0, first = first_row; n < of_head; ++n, first += kPassingRows) {
-        Barrier* const q_full = &smem.q_full[q_pipe.stage];
-        barrier_wait(&smem.q_empty[q_pipe.stage], q_pipe.phase ^ 1);
-        barrier_expect(q_full, sizeof(smem.q[0]) + sizeof(smem.lse[0]));
-        load_rows<kPassingRows, kRowBox, kDChunks>(smem.q[q_pipe.stage], &maps.q, q_full, first, head, batch);
-        bulk_load(smem.lse[q_pipe.stage], lse_of(args, batch, head) + first, sizeof(smem.lse[0]), q_full);
-        q_pipe.advance();
-        Barrier* const dout_full = &smem.dout_full[dout_pipe.stage];
-        barrier_wait(&smem.dout_empty[dout_pipe.stage], dout_pipe.phase ^ 1);
-        barrier_expect(dout_full, sizeof(smem.dout[0]) + sizeof(smem.delta[0]));
-        load_rows<kPassingRows, kRowBox, kDvChunks>(
-            smem.dout[dout_pipe.stage], &maps.dout, dout_full, first, head, batch);
-        bulk_load(smem.delta[dout_pipe.stage], delta_of(args, batch, head) + first, sizeof(smem.delta[0]), dout_full);
-        dout_pipe.advance();
+    // Turns are taken in their order from the first on: none waits for one that nobody has begun.
+    const int count = Turn::count(args);
+    int number = atomicAdd(turns_taken(args), 1);
+    barrier_wait(&smem.next_empty, next_phase ^ 1);
+    smem.next = number < count ? number : -1;
+    if (number < count) smem.handed[next_phase] = find_handed(args, Turn(args, number));
+    barrier_arrive(&smem.next_full);
+    next_phase ^= 1;
+#pragma unroll 1
+    while (number < count) {
+      const Turn turn(args, number);
+      const int batch = turn.batch;
+      bool is_kept = false;
+#pragma unroll 1
+      for (int head = turn.kv_head * group; head < (turn.kv_head + 1) * group; ++head) {
+#pragma unroll 1
+        for (int first = turn.first_row + (turn.of_head - 1) * kPassingRows; first >= turn.first_row; first -= kPassingRows) {
+          Barrier* const q_full = &smem.q_full[q_pipe.stage];
+          barrier_wait(&smem.q_empty[q_pipe.stage], q_pipe.phase ^ 1);
+          barrier_expect(q_full, sizeof(smem.q[0]) + sizeof(smem.lse[0]));
+          load_rows<kPassingRows, kRowBox, kDChunks>(smem.q[q_pipe.stage], &maps.q, q_full, first, head, batch);
+          bulk_load(smem.lse[q_pipe.stage], lse_of(args, batch, head) + first, sizeof(smem.lse[0]), q_full);
+          q_pipe.advance();
+          Barrier* const dout_full = &smem.dout_full[dout_pipe.stage];
+          barrier_wait(&smem.dout_empty[dout_pipe.stage], dout_pipe.phase ^ 1);
+          barrier_expect(dout_full, sizeof(smem.dout[0]) + sizeof(smem.delta[0]));
+          load_rows<kPassingRows, kRowBox, kDvChunks>(
+              smem.dout[dout_pipe.stage], &maps.dout, dout_full, first, head, batch);
+          bulk_load(smem.delta[dout_pipe.stage], delta_of(args, batch, head) + first, sizeof(smem.delta[0]), dout_full);
+          dout_pipe.advance();
+          if (is_kept) continue;
+          // Rows have room sooner than keys, of which the turn before has need until its end.
+          is_kept = true;
+          barrier_wait(&smem.kept_empty, kept_phase ^ 1);
+          barrier_expect(&smem.kept_full, sizeof(smem.k) + sizeof(smem.v));
+          load_rows<kBc, kKeyBox, kDChunks>(smem.k, &maps.k, &smem.kept_full, turn.first_key, turn.kv_head, batch);
+          load_rows<kBc, kKeyBox, kDvChunks>(smem.v, &maps.v, &smem.kept_full, turn.first_key, turn.kv_head, batch);
+          kept_phase ^= 1;
+        }
       }
+      // Not before: others would wait for a turn that this block has taken and not begun.
+      number = atomicAdd(turns_taken(args), 1);
+      barrier_wait(&smem.next_empty, next_phase ^ 1);
+      smem.next = number < count ? number : -1;
+      if (number < count) smem.handed[next_phase] = find_handed(args, Turn(args, number));
+      barrier_arrive(&smem.next_full);
+      next_phase ^= 1;
     }
     return;
   }
   take_registers<240>();
-  const int consumer = warp / 4 - 1, lane = threadIdx.x % 32;
-  const int own = consumer * 64;  // the consumer's first key here
-  const int own_key = first_key + own + warp % 4 * 16 + lane / 4;  // the thread's first
-  const unsigned long long k_desc = descriptor(smem.k[0] + own * kChunk);
-  const unsigned long long v_desc = descriptor(smem.v[0] + own * kChunk);
-  const float scale = args.scale * kLog2e;
-  float sum_k[kD / 2] = {}, sum_v[kDv / 2] = {};
-  const int own_column = consumer * kShareTiles * 64 + warp % 4 * 16;  // of queries' gradients, the warp's first
-  const unsigned long long all_keys = descriptor(smem.k[consumer * kShareTiles]);
-  float* owed = nullptr;  // where in memory what the warp has in shared memory is added to sums
   int ds_stage = 0;
-  if (of_head > 0) {
-    barrier_wait(&smem.kept_full, 0);
-  }
+  PipelineState<2> sums_pipe;
+  int number = 0;
+  barrier_wait(&smem.next_full, next_phase);
+  number = smem.next;
+  __syncwarp();
+  release(&smem.next_empty);
+  next_phase ^= 1;
 #pragma unroll 1
-  for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-    float* const sums = query_sums_of(args, batch, head) + own_column * kPassingRows;
+  while (number >= 0) {
+    const Turn turn(args, number);
+    const int batch = turn.batch, kv_head = turn.kv_head, first_key = turn.first_key;
+    const int first_row = turn.first_row, end_row = turn.end_row, of_head = turn.of_head;
+    const int consumer = warp / 4 - 1, lane = threadIdx.x % 32;
+    const int own = consumer * 64;  // the consumer's first key here
+    const int own_key = first_key + own + warp % 4 * 16 + lane / 4;  // the thread's first
+    const RowRange rows_of_own = rows_of(args, batch, own_key, first_row, end_row);
+    const RowRange rows_of_other = rows_of(args, batch, own_key + 8, first_row, end_row);
+    const unsigned long long k_desc = descriptor(smem.k[0] + own * kChunk);
+    const unsigned long long v_desc = descriptor(smem.v[0] + own * kChunk);
+    const float scale = args.scale * kLog2e;
+    float sum_k[kD / 2] = {}, sum_v[kDv / 2] = {};
+    const int share_column = consumer * kShareColumns;  // a consumer's share of queries' gradients begins there
+    const unsigned long long all_keys = descriptor(smem.k[share_column / kChunk], sizeof(KeptKeys));
+
+    if (of_head > 0) {
+      barrier_wait(&smem.kept_full, kept_phase);
+    }
 #pragma unroll 1
-    for (int n = 0, first = first_row; n < of_head; ++n, first += kPassingRows) {
-      const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
-      const unsigned long long dout_desc = descriptor(smem.dout[dout_pipe.stage], sizeof(PassingRows));
-      float s[kPassingRows / 2], gradient[kPassingRows / 2];
-      unsigned weights[kPassingRows / 16][4], gradients[kPassingRows / 16][4];
-      barrier_wait(&smem.q_full[q_pipe.stage], q_pipe.phase);
-      start_products<kDSteps, KeptKeys, PassingRows>(s, k_desc, q_desc);
-      barrier_wait(&smem.dout_full[dout_pipe.stage], dout_pipe.phase);
-      start_products<kDvSteps, KeptKeys, PassingRows>(gradient, v_desc, dout_desc);
-      if (owed != nullptr) add_shares(owed, smem.shares[consumer][warp % 4]);
-      wgmma_wait<0>();
-      hold(s);
-      hold(gradient);
-      const auto weigh_all = [&](auto masked) {
-        constexpr bool kMasked = decltype(masked)::value;
+    for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+#pragma unroll 1
+      for (int first = first_row + (of_head - 1) * kPassingRows; first >= first_row; first -= kPassingRows) {
+        const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
+        const unsigned long long dout_desc = descriptor(smem.dout[dout_pipe.stage], sizeof(PassingRows));
+        float s[kPassingRows / 2], gradient[kPassingRows / 2];
+        unsigned weights[kPassingRows / 16][4], gradients[kPassingRows / 16][4];
+        barrier_wait(&smem.q_full[q_pipe.stage], q_pipe.phase);
+        start_products<kDSteps, KeptKeys, PassingRows>(s, k_desc, q_desc);
+        barrier_wait(&smem.dout_full[dout_pipe.stage], dout_pipe.phase);
+        start_products<kDvSteps, KeptKeys, PassingRows>(gradient, v_desc, dout_desc);
+        wgmma_wait<0>();
+        hold(s);
+        hold(gradient);
+        const auto weigh_all = [&](auto masked) {
+          constexpr bool kMasked = decltype(masked)::value;
 #pragma unroll
-        for (int i = 0; i < kPassingRows / 2; i += 4) {
-          const int column = i * 2 + lane % 4 * 2;
-          const float2 lse = *reinterpret_cast<const float2*>(smem.lse[q_pipe.stage] + column);
-          const float2 delta = *reinterpret_cast<const float2*>(smem.delta[dout_pipe.stage] + column);
+          for (int i = 0; i < kPassingRows / 2; i += 4) {
+            const int column = i * 2 + lane % 4 * 2;
+            const float2 lse = *reinterpret_cast<const float2*>(smem.lse[q_pipe.stage] + column);
+            const float2 delta = *reinterpret_cast<const float2*>(smem.delta[dout_pipe.stage] + column);
 #pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const int row = first + column + e;
-            const KeyRange seen = kMasked ? keys_of(args, batch, row) : KeyRange{};
+            for (int e = 0; e < 2; ++e) {
+              const int row = first + column + e;
 #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-              const int at = i + 2 * h + e, key = own_key + 8 * h;
-              weigh<kMasked>(s[at], gradient[at], args, batch, head, row, key, seen, scale, e ? lse.y : lse.x,
-                             e ? delta.y : delta.x);
+              for (int h = 0; h < 2; ++h) {
+                const int at = i + 2 * h + e, key = own_key + 8 * h;
+                const RowRange see = h ? rows_of_other : rows_of_own;
+                weigh<kMasked>(s[at], gradient[at], args, batch, head, row, key, see, scale, e ? lse.y : lse.x,
+                               e ? delta.y : delta.x);
+              }
             }
           }
+        };
+        if (is_partial(args, batch, first, first + kPassingRows, first_key, first_key + kBc)) {
+          weigh_all(Constant<true>{});
+        } else {
+          weigh_all(Constant<false>{});
         }
-      };
-      if (is_partial(args, batch, first, first + kPassingRows, first_key, first_key + kBc)) {
-        weigh_all(Constant<true>{});
-      } else {
-        weigh_all(Constant<false>{});
-      }
-      pack_weights(s, weights);
-      pack_weights(gradient, gradients);
-      store_gradients(smem.gradients[ds_stage][consumer], gradients);
-      start_sums(sum_v, weights, dout_desc);
-      fence_proxy_async();
-      named_barrier_sync(kGradientsBarrier, kConsumers * kWarpgroup);
-      float shares[kShareTiles][kPassingRows / 2];
-      start_shares(shares, descriptor(smem.gradients[ds_stage][0]), all_keys);
-      start_sums(sum_k, gradients, q_desc);
-      wgmma_wait<2>();
-      release(&smem.dout_empty[dout_pipe.stage]);
-      dout_pipe.advance();
-      wgmma_wait<1>();
-      stage_shares(smem.shares[consumer][warp % 4], shares);
-      owed = sums + 1LL * first * kSumColumns;
-      ds_stage ^= 1;
-      wgmma_wait<0>();
-      release(&smem.q_empty[q_pipe.stage]);
-      q_pipe.advance();
-    }
-  }
-  if (owed != nullptr) add_shares(owed, smem.shares[consumer][warp % 4]);
-  hold(sum_k);
-  hold(sum_v);
-  send_rows(&maps.dk, reinterpret_cast<Element*>(smem.shares[consumer][warp % 4]), 16 * kChunk, sum_k, args.scale,
-            first_key + own + warp % 4 * 16, kv_head, batch);
-  send_rows(&maps.dv, reinterpret_cast<Element*>(smem.shares[consumer][warp % 4]), 16 * kChunk, sum_v, 1.0f,
-            first_key + own + warp % 4 * 16, kv_head, batch);
-  tma_wait_read<0>();
-}
+        pack_weights(s, weights);
+        pack_weights(gradient, gradients);
+        start_sums(sum_v, weights, dout_desc);
+        store_gradients(smem.gradients[ds_stage][consumer], gradients);
+        fence_proxy_async();
+        named_barrier_sync(kGradientsBarrier, kConsumers * kWarpgroup);
+        float shares[kShareTiles][kShareColumns / 2];
+        start_shares(shares, descriptor(smem.gradients[ds_stage][0]), all_keys);
 
-// Gradients of query rows: what all blocks have added up, times scores' scale; a warp writes 16 rows.
-extern "C" __global__ void __launch_bounds__(kPostprocessThreads)
-    attention_bf16_d128_backward_postprocess(const AttentionArgs args) {
-  wait_for_earlier_launches();
-  const int tiles = (args.seqlen_q + kPostprocessRows - 1) / kPostprocessRows;
-  const int tile = int(blockIdx.x) % tiles, head = int(blockIdx.x) / tiles % args.num_q_heads;
-  const int batch = int(blockIdx.x) / tiles / args.num_q_heads;
-  const int row_tile = tile * (kPostprocessRows / 16) + int(threadIdx.x) / 32;
-  if (16 * row_tile >= args.seqlen_q) return;
-  float* const sums = query_sums_of(args, batch, head);
-  float sum[kD / 2];
-#pragma unroll
-  for (int x = 0; x < kD / 8; ++x) {
-    const float* const place = query_sum_at(sums, row_tile, x);
-#pragma unroll
-    for (int e = 0; e < 4; ++e) sum[4 * x + e] = place[e % 2 * 16 + e / 2 * 128];
+        start_sums(sum_k, gradients, q_desc);
+        wgmma_wait<2>();
+        release(&smem.dout_empty[dout_pipe.stage]);
+        dout_pipe.advance();
+        wgmma_wait<1>();
+        hand_on_share(smem, sums_pipe, shares, warp % 4, share_column, args.scale);
+        ds_stage ^= 1;
+
+        wgmma_wait<0>();
+        release(&smem.q_empty[q_pipe.stage]);
+        q_pipe.advance();
+      }
+    }
+    hold(sum_k);
+    hold(sum_v);
+    if (of_head > 0) {
+      release(&smem.kept_empty);
+      kept_phase ^= 1;
+    }
+    leave_rows(smem, sums_pipe, own, sum_k, args.scale);
+    leave_rows(smem, sums_pipe, own, sum_v, 1.0f);
+    barrier_wait(&smem.next_full, next_phase);
+    number = smem.next;
+    __syncwarp();
+    release(&smem.next_empty);
+    next_phase ^= 1;
   }
-  write_rows(args.dq + batch * args.dq_stride_batch + head * args.dq_stride_head, args.dq_stride_row,
-             tile * kPostprocessRows, args.seqlen_q, sum, args.scale);
 }
 
 #ifndef __CUDACC_RTC__
@@ -968,9 +1243,10 @@ static cudaError_t encode_map(
 extern "C" long long attention_bf16_d128_backward_workspace_bytes(const AttentionArgs* args) {
   const long long batch = args->batch, num_q_heads = args->num_q_heads;
   const long long seqlen_q = args->seqlen_q;
-  return 4 * ((batch * num_q_heads * ((seqlen_q + 79) / 80 * 80) + 63) / 64 * 64 +
-              (batch * num_q_heads * ((seqlen_q + 79) / 80 * 80) + 63) / 64 * 64 +
-              (batch * num_q_heads * ((seqlen_q + 79) / 80 * 80) * 128 + 63) / 64 * 64);
+  return 4 * ((batch * num_q_heads * ((seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
+              (batch * num_q_heads * ((seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
+              (batch * num_q_heads * ((seqlen_q + 63) / 64 * 64) * 128 + 63) / 64 * 64 +
+              (batch * num_q_heads * ((seqlen_q + 63) / 64) + 63) / 64 * 64 + 64);
 }
 
 // How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
@@ -1016,12 +1292,12 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& b
   TensorMaps maps;
   const cudaError_t q_status = encode_map(
       &maps.q, args->q, {kD, args->seqlen_q, args->num_q_heads, args->batch},
-      {args->q_stride_row, args->q_stride_head, args->q_stride_batch}, 64, 80,
+      {args->q_stride_row, args->q_stride_head, args->q_stride_batch}, 64, 64,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (q_status != cudaSuccess) return q_status;
   const cudaError_t dout_status = encode_map(
       &maps.dout, args->dout, {kDv, args->seqlen_q, args->num_q_heads, args->batch},
-      {args->dout_stride_row, args->dout_stride_head, args->dout_stride_batch}, 64, 80,
+      {args->dout_stride_row, args->dout_stride_head, args->dout_stride_batch}, 64, 64,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (dout_status != cudaSuccess) return dout_status;
   const cudaError_t k_status = encode_map(
@@ -1034,38 +1310,29 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& b
       {args->v_stride_row, args->v_stride_head, args->v_stride_batch}, 64, 128,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (v_status != cudaSuccess) return v_status;
+  const cudaError_t dq_status = encode_map(
+      &maps.dq, args->dq, {kD, args->seqlen_q, args->num_q_heads, args->batch},
+      {args->dq_stride_row, args->dq_stride_head, args->dq_stride_batch}, 64, 16,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  if (dq_status != cudaSuccess) return dq_status;
   const cudaError_t dk_status = encode_map(
       &maps.dk, any_keys ? args->dk : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->dk_stride_row, args->dk_stride_head, args->dk_stride_batch}, 64, 16,
+      {args->dk_stride_row, args->dk_stride_head, args->dk_stride_batch}, 64, 128,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (dk_status != cudaSuccess) return dk_status;
   const cudaError_t dv_status = encode_map(
       &maps.dv, any_keys ? args->dv : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->dv_stride_row, args->dv_stride_head, args->dv_stride_batch}, 64, 16,
+      {args->dv_stride_row, args->dv_stride_head, args->dv_stride_batch}, 64, 128,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (dv_status != cudaSuccess) return dv_status;
   constexpr size_t smem_bytes = sizeof(SharedStorage);
   const cudaError_t status =
       cudaFuncSetAttribute(attention_bf16_d128_backward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
+  const unsigned grid = unsigned(blocks < kMaxBlocks ? blocks : kMaxBlocks);
   cudaLaunchAttribute attribute;
-  const cudaLaunchConfig_t config = configure(unsigned(blocks), kThreads, smem_bytes, stream, attribute, begun);
+  const cudaLaunchConfig_t config = configure(grid, kThreads, smem_bytes, stream, attribute, begun);
   return cudaLaunchKernelEx(&config, attention_bf16_d128_backward_kernel, *args, maps);
-}
-
-static int launch_postprocess(const AttentionArgs* args, cudaStream_t stream, bool& begun) {
-  const long long batch = args->batch, num_q_heads = args->num_q_heads;
-  const long long seqlen_q = args->seqlen_q;
-  const long long blocks = (seqlen_q + kPostprocessRows - 1) / kPostprocessRows * num_q_heads * batch;
-  if (blocks == 0) return cudaSuccess;
-  if (blocks > 0x7fffffffLL) return cudaErrorInvalidValue;
-  constexpr size_t smem_bytes = 0;
-  const cudaError_t status =
-      cudaFuncSetAttribute(attention_bf16_d128_backward_postprocess, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
-  if (status != cudaSuccess) return status;
-  cudaLaunchAttribute attribute;
-  const cudaLaunchConfig_t config = configure(unsigned(blocks), 128, smem_bytes, stream, attribute, begun);
-  return cudaLaunchKernelEx(&config, attention_bf16_d128_backward_postprocess, *args);
 }
 
 // Launches on `stream` and returns a cudaError_t: cudaErrorMisalignedAddress when a pointer or stride does not
@@ -1097,8 +1364,7 @@ extern "C" int attention_bf16_d128_backward(const AttentionArgs* args, cudaStrea
   bool begun = false;  // by a launch
   if (const int status = launch_statistics(args, stream, begun)) return status;
   if (const int status = launch_kernel(args, stream, begun)) return status;
-  if (const int status = launch_postprocess(args, stream, begun)) return status;
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 80, "schedule": "together", "parts": 1, "kept": "shared", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "heaviest_first", "meeting": "at_once", "ranges": "of_rows", "min_blocks": 1, "turns": "one", "sums": "any_order", "walk": "down", "far_keys": "walked", "last_turn": "whole", "second": "behind", "sections": "held"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 231424, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 80, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 80, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}, {"threads": 128, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "postprocess", "dependent": true}], "digest": "c4483f5b343b4437", "figures": [1865, 1007]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 16, "num_kv_heads": 16, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 128, "head_dim_v": 128, "causal": true, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 64, "schedule": "together", "parts": 1, "kept": "shared", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_section", "meeting": "at_once", "ranges": "of_keys", "min_blocks": 1, "turns": "free", "sums": "ends_in_order", "walk": "down", "far_keys": "walked", "last_turn": "whole", "second": "behind", "sections": "held", "finisher": "consumers"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d128_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 231424, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "unordered": true, "dependent": true}], "digest": "c419f734c032a715", "figures": [2231, 1066]}

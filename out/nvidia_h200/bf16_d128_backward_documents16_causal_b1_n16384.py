@@ -172,6 +172,7 @@ GRADIENTS: tuple[Tuned, ...] = (
             "last_turn": "whole",
             "second": "behind",
             "sections": "held",
+            "finisher": "consumers",
         },
         device={
             "name": "NVIDIA H200",
@@ -260,7 +261,7 @@ GRADIENTS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = GRADIENTS[0].problem, GRADIENTS[0].variant, GRADIENTS[0].device
 MEASUREMENT = GRADIENTS[0].measurement
 
-_bound = ScoredGradients(GRADIENTS, operator="attention_bf16_d128_backward_documents_3f13a3d4")
+_bound = ScoredGradients(GRADIENTS, operator="attention_bf16_d128_backward_documents_2f67aa26")
 gradients, explain, use, register_torch = _bound.gradients, _bound.explain, _bound.use, _bound.register_torch
 document_bounds = _bound.document_bounds
 

@@ -173,6 +173,7 @@ GRADIENTS: tuple[Tuned, ...] = (
             "last_turn": "whole",
             "second": "behind",
             "sections": "held",
+            "finisher": "consumers",
         },
         device={
             "name": "NVIDIA H200",
@@ -273,7 +274,7 @@ GRADIENTS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = GRADIENTS[0].problem, GRADIENTS[0].variant, GRADIENTS[0].device
 MEASUREMENT = GRADIENTS[0].measurement
 
-_bound = ScoredGradients(GRADIENTS, operator="attention_bf16_d128_backward_score80cadc_c9c0dd80")
+_bound = ScoredGradients(GRADIENTS, operator="attention_bf16_d128_backward_score80cadc_9c7ef337")
 gradients, explain, use, register_torch = _bound.gradients, _bound.explain, _bound.use, _bound.register_torch
 
 if __name__ == "__main__":

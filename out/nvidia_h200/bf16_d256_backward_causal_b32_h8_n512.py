@@ -143,6 +143,7 @@ GRADIENTS: tuple[Tuned, ...] = (
             "last_turn": "whole",
             "second": "beside",
             "sections": "held",
+            "finisher": "consumers",
         },
         device={
             "name": "NVIDIA H200",

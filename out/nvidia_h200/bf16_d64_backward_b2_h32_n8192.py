@@ -143,6 +143,7 @@ GRADIENTS: tuple[Tuned, ...] = (
             "last_turn": "shared",
             "second": "behind",
             "sections": "held",
+            "finisher": "consumers",
         },
         device={
             "name": "NVIDIA H200",

@@ -20,15 +20,17 @@
 //   keys = 64                  keys that pass by them
 //   k_stages = 2               tiles of keys in shared memory
 //   v_stages = 2               tiles of values in shared memory
-//   order = heaviest_first     blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
+//   order = by_section         blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
 //   meeting = late             when consumers await each other's gradients of scores: at once, or with other products begun
 //   ranges = of_keys           what masks are told by: the keys that each row sees, or the rows that see each key
 //   turns = free               tiles of keys that a block takes: one, or each so-manieth, or the next whenever it is free
-//   sums = handed_on           who adds to queries' gradients next: whoever comes, or the block whose keys are next
+//   sums = ends_in_order       who adds to queries' gradients next: whoever comes, whose keys are next, or ends alone in order
 //   last_turn = shared         tiles of keys left for fewer blocks than stay: one takes each, or several share its rows
+//   sections = even            heads of a section: as many as L2 holds, thrice as many, or at most that, as many in each
+//   finisher = producer        who turns sums that end into gradients: consumers, or a warp of the producer behind them
 //
-// Measured on NVIDIA H200, batch 2, 32 heads, 8192 rows, with a causal mask: 2.803 ms (median), spread 1.0 %,
-// 490.4 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.3e-03.
+// Measured on NVIDIA H200, batch 2, 32 heads, 8192 rows, with a causal mask: 2.483 ms (median), spread 0.3 %,
+// 553.6 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.7e-03.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -43,8 +45,8 @@
 //         --family wgmma-backward --set bc=128 --set apart=false --set br=128 --set schedule=ahead \
 //         --set parts=2 --set kept=registers --set q_stages=2 --set dout_stages=2 --set dq_path=bulk \
 //         --set ds_stages=2 --set rows=128 --set keys=64 --set k_stages=2 --set v_stages=2 \
-//         --set order=heaviest_first --set meeting=late --set ranges=of_keys --set turns=free \
-//         --set sums=handed_on --set last_turn=shared
+//         --set order=by_section --set meeting=late --set ranges=of_keys --set turns=free \
+//         --set sums=ends_in_order --set last_turn=shared --set sections=even --set finisher=producer
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -103,9 +105,9 @@ constexpr int kShareTiles = 1, kShareColumns = 64;  // of queries' gradients, of
 constexpr int kMostSlices = 4;  // of a tile of keys, by rows
 constexpr int kSliceTiles = 3;  // what each takes beside its tiles of rows, as so many of these
 constexpr int kHandedBarrier = 2;  // and those behind it, named, of each consumer: all have left their sums
-// What becomes of a block's sums of a tile of rows: others add to them, or they are gradients with those of all other keys,
-// or they alone.
-constexpr int kHandedOn = 0, kLast = 1, kOnly = 2;
+// What becomes of a block's sums of a tile of rows: they are added to all others, or are gradients by themselves.
+constexpr int kHandedOn = 0, kOnly = 1;
+constexpr int kFinishedTiles = 2;  // of 16 rows by 8 columns, which a warp reads at once
 constexpr int kMostChunks = 1;  // of gradients of keys or of values
 // A query head, where memory has its sums and, of its tiles of rows, whose keys are next.
 struct HandedHead {
@@ -122,6 +124,7 @@ struct HandedTurn {
   int end_head;
   int kept;  // gradients of keys and of values, which a turn writes unless it hands on sums of these
 };
+constexpr long long kSectionBytes = 37748736;  // of L2, for what passes by
 constexpr int kRowBox = 128, kKeyBox = 128;  // rows and keys that one copy brings
 constexpr int kStatisticsRows = 32, kStatisticsThreads = 256;
 
@@ -159,13 +162,17 @@ struct SharedStorage {
   struct Mover {
     Barrier open, done;  // once it is known what becomes of sums, and once every warp of consumers has done it
     int become;
-    float* ended;  // where memory has sums that end here
+    int counted;  // the tiles of keys that others are told of: a row's first one is told with those before it
     // Its own, whose thread has few registers: the head that is next, where others are told of sums, once these are in
     // memory, and the phase in which the next turn comes.
+    int* told;  // apart from the head, or both are stored by one instruction, of four registers
     HandedHead head;
-    int* told;
     unsigned next_phase;
   } movers[2];
+  struct Finisher {
+    int nth;  // tile of a turn
+    unsigned next_phase;  // in which the next one comes
+  } finisher;  // a warp's, whose threads have few registers, too
 };
 
 static_assert(sizeof(SharedStorage) == 232448, "the size that pruning counted on");
@@ -311,6 +318,15 @@ __device__ __forceinline__ void wait_for_number(const int* place, int number) {
   asm volatile("fence.proxy.async.global;" : : : "memory");
 }
 
+// Waits until another block has left any number but 0 there.
+__device__ __forceinline__ void wait_for_any_number(const int* place) {
+  int there;
+  do {
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(there) : "l"(__cvta_generic_to_global(place)) : "memory");
+  } while (there == 0);
+  asm volatile("fence.proxy.async.global;" : : : "memory");
+}
+
 // Says that nobody reads 128 bytes of memory any more, a line of L2, which then need not write them.
 __device__ __forceinline__ void discard_line(float* line) {
   asm volatile("discard.global.L2 [%0], 128;" : : "l"(__cvta_generic_to_global(line)) : "memory");
@@ -319,6 +335,14 @@ __device__ __forceinline__ void discard_line(float* line) {
 // Leaves a number for whoever waits for it.
 __device__ __forceinline__ void leave_number(int* place, int number) {
   asm volatile("st.release.gpu.global.s32 [%0], %1;"
+               :
+               : "l"(__cvta_generic_to_global(place)), "r"(number)
+               : "memory");
+}
+
+// Adds to the number that is there, beside others who do.
+__device__ __forceinline__ void add_to_number(int* place, int number) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], %1;"
                :
                : "l"(__cvta_generic_to_global(place)), "r"(number)
                : "memory");
@@ -766,17 +790,24 @@ struct Turn {
   bool is_last;  // slice of the tile
 
   __device__ __forceinline__ Turn(const AttentionArgs& args, int number) {
-    int tiles = tiles_of_keys(args), heads = args.num_kv_heads;
+    int tiles = tiles_of_keys(args), heads = args.num_kv_heads, group = args.num_q_heads / heads;
     // A producer has no registers to keep in what it divides by, from turn to turn.
     forget(tiles);
     forget(heads);
+    forget(group);
     const Slice slice(*turns_of(args), number);
     number = slice.tile;
     is_last = slice.is_last();
+    // Heads one section behind the other, of which L2 has what passes by; of a section the heaviest tiles first.
     const int all_heads = args.batch * heads;
-    first_key = number / all_heads * kBc;
-    kv_head = number % heads;
-    batch = number % all_heads / heads;
+    const long long passing = 1LL * group * args.seqlen_q * (kD * 6 + kDv * 2);  // bytes, of a head
+    const int most = max(1, int(min(kSectionBytes / max(passing, 1LL), 1LL * all_heads)));
+    const int sections = (all_heads + most - 1) / most, section = (all_heads + sections - 1) / sections;
+    const int before = number / (tiles * section) * section, nth = number - tiles * before;
+    const int beside = min(section, all_heads - before), nth_head = before + nth % beside;
+    first_key = nth / beside * kBc;
+    kv_head = nth_head % heads;
+    batch = nth_head / heads;
     end_key = min(first_key + kBc, args.seqlen_k);
     find_rows(args, batch, first_key, end_key, first_row, end_row);
     first_row -= first_row % kPassingRows;
@@ -895,17 +926,8 @@ __device__ __forceinline__ void leave_to_mover(SharedStorage& smem, PipelineStat
   pipe.advance();
 }
 
-// A lane's place in a warp's share of sums that end, which begins with a column: memory needs the share no more.
-__device__ __forceinline__ void discard_share(float* place, int column) {
-  const int lane = threadIdx.x % 32;
-  // Each line has two columns of sixteen rows, a lane the four sums at its place.
-  for (int line = lane; line < min(kShareColumns, kD - column) / 2; line += 32) {
-    discard_line(place - lane * 4 + line * 32);
-  }
-}
-
-// Has a warp's share of a tile's sums, once it is made, where it is moved from, or the gradients that it is the last part
-// of. `sixteen` and `column`: with which sixteen rows of the tile and which column the share begins.
+// Has a warp's share of a tile's sums, once it is made, where it is moved from, or the gradients that it is by itself.
+// `sixteen` and `column`: with which sixteen rows of the tile and which column the share begins.
 __device__ __forceinline__ void hand_on_share(
     SharedStorage& smem, PipelineState<2>& pipe, float (&shares)[kShareTiles][kShareColumns / 2], int sixteen, int column,
     float scale) {
@@ -926,16 +948,6 @@ __device__ __forceinline__ void hand_on_share(
   } else {
 #pragma unroll
     for (int tile = 0; tile < kShareTiles; ++tile) {
-      if (become == kLast) {
-#pragma unroll
-        for (int i = 0; i < kShareColumns / 2; i += 4) {
-          const float4 before = *reinterpret_cast<const float4*>(place + tile * 64 * kD + i * 32);
-          shares[tile][i] += before.x, shares[tile][i + 1] += before.y;
-          shares[tile][i + 2] += before.z, shares[tile][i + 3] += before.w;
-        }
-        __syncwarp();  // all lanes have read what gradients take the place of
-        discard_share(smem.movers[pipe.stage].ended + (place - smem.moved[pipe.stage].sums) + tile * 64 * kD, column);
-      }
       // The warp's, of which a lane has four sums at its place.
       Element* const rows = reinterpret_cast<Element*>(place + tile * 64 * kD - threadIdx.x % 32 * 4);
       store_rows(shares[tile], scale, [&](int row, int piece) {
@@ -1023,7 +1035,7 @@ __device__ __forceinline__ void hand_on_sums(
     const auto tell = [&] {
       if (mover.told == nullptr) return;
       tma_wait<0>();
-      leave_number(mover.told, turn.keys_before + 1);
+      add_to_number(mover.told, mover.counted);
       mover.told = nullptr;
     };
 #pragma unroll 1
@@ -1051,22 +1063,13 @@ __device__ __forceinline__ void hand_on_sums(
       const int first = turn.first_row + (turn.of_head - 1 - nth) * kPassingRows;
       const bool begins = first >= turn.end_before, ends = first < turn.first_behind;
       int* const next_keys = head.next_keys + first / kPassingRows;
-      mover.become = !ends ? kHandedOn : begins ? kOnly : kLast;
-      if (ends && !begins) {
-        tell();
-        wait_for_number(next_keys, turn.keys_before);
-        float* const sums = head.sums + 1LL * first * kD;
-        mover.ended = sums;
-        barrier_expect(&mover.open, sizeof(moved.sums));
-        bulk_load(moved.sums, sums, sizeof(moved.sums), &mover.open);
-      } else {
-        // Consumers need not wait for what is told to others.
-        barrier_arrive(&mover.open);
-        tell();
-        if (!begins) wait_for_number(next_keys, turn.keys_before);
-      }
+      mover.become = begins && ends ? kOnly : kHandedOn;
+      // Consumers need not wait for what is told to others.
+      barrier_arrive(&mover.open);
+      tell();
+      if (!begins) wait_for_any_number(next_keys);
       barrier_wait(&mover.done, phase);
-      if (ends) {
+      if (begins && ends) {
         write_queries(maps, moved.sums, first, head.number, turn.batch);
         tma_commit();
         tma_wait_read<0>();
@@ -1077,9 +1080,81 @@ __device__ __forceinline__ void hand_on_sums(
       tma_commit();
       tma_wait_read<0>();
       mover.told = next_keys;
+      mover.counted = begins ? turn.keys_before + 1 : 1;
     }
     tell();  // of a slice that writes nothing, nothing comes behind its tiles
     nth -= turn.kept;
+  }
+}
+
+// Makes gradients of `rows` rows, the first of which lies at `to`, of sums that have ended. Memory needs these no more.
+__device__ __forceinline__ void finish_rows(const AttentionArgs& args, float* sums, Element* to, int rows) {
+  const int lane = threadIdx.x % 32;
+  // Of each sixteen rows and eight columns a lane has two columns of a row, and of the one eight behind it.
+  sums += lane * 4;
+  to += lane / 4 * args.dq_stride_row + lane % 4 * 2;
+  rows -= lane / 4;
+#pragma unroll 1
+  for (int row = 0; row < kPassingRows; row += 16) {
+#pragma unroll
+    for (int column = 0; column < kD; column += 8 * kFinishedTiles) {
+      float4 four[kFinishedTiles];
+#pragma unroll
+      for (int i = 0; i < kFinishedTiles; ++i) {
+        four[i] = *reinterpret_cast<const float4*>(sums + (column + i * 8) * 16);
+      }
+#pragma unroll
+      for (int i = 0; i < kFinishedTiles; ++i) {
+        Element* const place = to + column + i * 8;
+        const unsigned first = pack(four[i].x * args.scale, four[i].y * args.scale);
+        const unsigned other = pack(four[i].z * args.scale, four[i].w * args.scale);
+        if (row < rows) *reinterpret_cast<unsigned*>(place) = first;
+        if (row + 8 < rows) *reinterpret_cast<unsigned*>(place + 8 * args.dq_stride_row) = other;
+      }
+    }
+    __syncwarp();  // all lanes have read theirs
+    for (int line = lane; line < kD / 2; line += 32) discard_line(sums + line * 32 - lane * 4);
+    sums += 16 * kD;
+    to += 16 * args.dq_stride_row;
+  }
+}
+
+// The part of a warp that makes gradients of sums that end with the keys of a block's turns, behind these.
+__device__ __forceinline__ void finish_sums(const AttentionArgs& args, SharedStorage& smem) {
+  SharedStorage::Finisher& own = smem.finisher;
+  const bool counts = threadIdx.x % 32 == 0;
+  if (counts) own.next_phase = 0;
+  __syncwarp();
+#pragma unroll 1
+  while (true) {
+    barrier_wait(&smem.next_full, own.next_phase);
+    if (smem.next < 0) return;
+    if (counts) own.nth = 0;
+    __syncwarp();
+    release(&smem.next_empty);  // the turn stays until the next but one
+#pragma unroll 1
+    while (true) {
+      const HandedTurn& turn = smem.handed[own.next_phase];
+      const int nth = own.nth;  // tile of all heads' walks
+      if (nth >= turn.of_head * (turn.end_head - turn.first_head.number)) break;
+      const int head = nth / turn.of_head, nth_of_head = nth % turn.of_head;
+      const int first = turn.first_row + (turn.of_head - 1 - nth_of_head) * kPassingRows;
+      const bool begins = first >= turn.end_before, ends = first < turn.first_behind;
+      if (ends && !begins) {
+        const int* const next_keys = turn.first_head.next_keys + head * row_tiles_of(args);
+        wait_for_number(next_keys + first / kPassingRows, turn.keys_before + 1);
+        float* const sums = turn.first_head.sums + head * num_query_sums(args);
+        Element* const dq =
+            args.dq + turn.batch * args.dq_stride_batch + (turn.first_head.number + head) * args.dq_stride_head;
+        finish_rows(args, sums + 1LL * first * kD, dq + first * args.dq_stride_row, args.seqlen_q - first);
+      }
+      __syncwarp();
+      if (counts) ++own.nth;
+      __syncwarp();
+    }
+    __syncwarp();
+    if (counts) own.next_phase ^= 1;
+    __syncwarp();
   }
 }
 
@@ -1161,7 +1236,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     barrier_init(&smem.kept_full, 1);
     barrier_init(&smem.kept_empty, kArrivals * 4 * kConsumers);
     barrier_init(&smem.next_full, 1);
-    barrier_init(&smem.next_empty, kArrivals * 4 * kConsumers + 2);
+    barrier_init(&smem.next_empty, kArrivals * (4 * kConsumers + 1) + 2);
     for (auto& mover : smem.movers) {
       barrier_init(&mover.open, 1);
       barrier_init(&mover.done, kArrivals * 4 * kConsumers);
@@ -1185,6 +1260,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   unsigned kept_phase = 0, next_phase = 0;
   if (warp < 4) {
     give_registers<24>();
+    if (warp == 3) return finish_sums(args, smem);
     if ((warp == 1 || warp == 2) && elect_one()) hand_on_sums(args, maps, smem, warp - 1);
     if (warp != 0 || !elect_one()) return;
     prefetch_map(&maps.k);
@@ -1587,4 +1663,4 @@ extern "C" int attention_bf16_d64_backward(const AttentionArgs* args, cudaStream
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "registers", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "heaviest_first", "meeting": "late", "ranges": "of_keys", "min_blocks": 1, "turns": "free", "sums": "handed_on", "walk": "down", "far_keys": "walked", "last_turn": "shared", "second": "behind", "sections": "held"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 232448, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "e655a2b901ebd5f0", "figures": [2464, 1139]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 2, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "registers", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_section", "meeting": "late", "ranges": "of_keys", "min_blocks": 1, "turns": "free", "sums": "ends_in_order", "walk": "down", "far_keys": "walked", "last_turn": "shared", "second": "behind", "sections": "even", "finisher": "producer"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 232448, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "unordered": true, "dependent": true}], "digest": "f4871d06cd01d969", "figures": [2718, 1183]}

@@ -20,14 +20,16 @@
 //   keys = 64                  keys that pass by them
 //   k_stages = 2               tiles of keys in shared memory
 //   v_stages = 2               tiles of values in shared memory
-//   order = by_section         blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
+//   order = by_head            blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
+//   meeting = late             when consumers await each other's gradients of scores: at once, or with other products begun
 //   ranges = of_keys           what masks are told by: the keys that each row sees, or the rows that see each key
 //   turns = free               tiles of keys that a block takes: one, or each so-manieth, or the next whenever it is free
-//   sums = handed_on           who adds to queries' gradients next: whoever comes, or the block whose keys are next
+//   sums = ends_in_order       who adds to queries' gradients next: whoever comes, whose keys are next, or ends alone in order
 //   walk = up                  rows that pass by, where sums are handed on: from the last one down, or up
+//   last_turn = shared         tiles of keys left for fewer blocks than stay: one takes each, or several share its rows
 //
-// Measured on NVIDIA H200, batch 8, 32 heads, 2048 rows, with a causal mask: 798.9 us (median), spread 0.4 %,
-// 430.1 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.3e-03.
+// Measured on NVIDIA H200, batch 8, 32 heads, 2048 rows, with a causal mask: 842 us (median), spread 0.8 %,
+// 408.1 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.3e-03.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -42,7 +44,8 @@
 //         --family wgmma-backward --set bc=128 --set apart=false --set br=128 --set schedule=ahead \
 //         --set parts=2 --set kept=registers --set q_stages=2 --set dout_stages=2 --set dq_path=bulk \
 //         --set ds_stages=2 --set rows=128 --set keys=64 --set k_stages=2 --set v_stages=2 \
-//         --set order=by_section --set ranges=of_keys --set turns=free --set sums=handed_on --set walk=up
+//         --set order=by_head --set meeting=late --set ranges=of_keys --set turns=free \
+//         --set sums=ends_in_order --set walk=up --set last_turn=shared
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -98,7 +101,9 @@ constexpr int kMaxBlocks = 132;  // as many as run at once
 constexpr int kQStages = 2, kDoutStages = 2;  // tiles of them in shared memory
 constexpr int kDsStages = 2;  // tiles of gradients of scores in shared memory
 constexpr int kShareTiles = 1, kShareColumns = 64;  // of queries' gradients, of 64 rows, by consumer
-constexpr int kGradientsBarrier = 1;  // named: all consumers have written their gradients of scores
+constexpr int kMostSlices = 4;  // of a tile of keys, by rows
+constexpr int kSliceTiles = 3;  // what each takes beside its tiles of rows, as so many of these
+constexpr int kHandedBarrier = 2;  // and those behind it, named, of each consumer: all have left their sums
 // What becomes of a block's sums of a tile of rows: others add to them, or they are gradients with those of all other keys,
 // or they alone.
 constexpr int kHandedOn = 0, kLast = 1, kOnly = 2;
@@ -116,8 +121,8 @@ struct HandedTurn {
   int batch, kv_head, first_key, keys_before, first_row, of_head, end_before, first_behind;
   HandedHead first_head;
   int end_head;
+  int kept;  // gradients of keys and of values, which a turn writes unless it hands on sums of these
 };
-constexpr long long kSectionBytes = 37748736;  // of L2, for what passes by
 constexpr int kRowBox = 128, kKeyBox = 128;  // rows and keys that one copy brings
 constexpr int kStatisticsRows = 32, kStatisticsThreads = 256;
 
@@ -147,6 +152,7 @@ struct SharedStorage {
   alignas(16) float lse[kQStages][kPassingRows], delta[kDoutStages][kPassingRows];
   // A stage is full once its bytes have arrived, and empty once every warp of consumers has done with it.
   Barrier kept_full, q_full[kQStages], q_empty[kQStages], dout_full[kDoutStages], dout_empty[kDoutStages];
+  Barrier gradients_full[kDsStages];  // once every warp of consumers has stored its own
   Barrier kept_empty;  // once every warp of consumers has read what it needs of keys and values
   Barrier next_full, next_empty;  // once the producer has told the next turn, and every warp of consumers has read it
   int next;  // -1: none
@@ -154,6 +160,7 @@ struct SharedStorage {
   struct Mover {
     Barrier open, done;  // once it is known what becomes of sums, and once every warp of consumers has done it
     int become;
+    int counted;  // the tiles of keys that others are told of: a row's first one is told with those before it
     float* ended;  // where memory has sums that end here
     // Its own, whose thread has few registers: the head that is next, where others are told of sums, once these are in
     // memory, and the phase in which the next turn comes.
@@ -306,6 +313,15 @@ __device__ __forceinline__ void wait_for_number(const int* place, int number) {
   asm volatile("fence.proxy.async.global;" : : : "memory");
 }
 
+// Waits until another block has left any number but 0 there.
+__device__ __forceinline__ void wait_for_any_number(const int* place) {
+  int there;
+  do {
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(there) : "l"(__cvta_generic_to_global(place)) : "memory");
+  } while (there == 0);
+  asm volatile("fence.proxy.async.global;" : : : "memory");
+}
+
 // Says that nobody reads 128 bytes of memory any more, a line of L2, which then need not write them.
 __device__ __forceinline__ void discard_line(float* line) {
   asm volatile("discard.global.L2 [%0], 128;" : : "l"(__cvta_generic_to_global(line)) : "memory");
@@ -314,6 +330,14 @@ __device__ __forceinline__ void discard_line(float* line) {
 // Leaves a number for whoever waits for it.
 __device__ __forceinline__ void leave_number(int* place, int number) {
   asm volatile("st.release.gpu.global.s32 [%0], %1;"
+               :
+               : "l"(__cvta_generic_to_global(place)), "r"(number)
+               : "memory");
+}
+
+// Adds to the number that is there, beside others who do.
+__device__ __forceinline__ void add_to_number(int* place, int number) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], %1;"
                :
                : "l"(__cvta_generic_to_global(place)), "r"(number)
                : "memory");
@@ -584,7 +608,7 @@ __device__ __forceinline__ int* next_keys_of(const AttentionArgs& args, int batc
   return reinterpret_cast<int*>(
              args.workspace + (batches * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
              (batches * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
-             (batches * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) * 64 + 63) / 64 * 64 + 64) +
+             (batches * args.num_q_heads * ((args.seqlen_q + 127) / 128 * 128) * 64 + 63) / 64 * 64 + 2163136) +
          (static_cast<long long>(batch) * args.num_q_heads + head) * row_tiles_of(args);
 }
 
@@ -705,39 +729,135 @@ __device__ __forceinline__ void release(Barrier* empty) {
   if (threadIdx.x % 32 < kArrivals) barrier_arrive(empty);
 }
 
+// How many tiles of keys are a turn each; into how many slices of their rows the others are cut, which are left for fewer
+// blocks than stay, each slice a turn; and how many turns that makes. The launch in front says so.
+struct Turns {
+  int whole, slices, count;
+};
+__device__ __forceinline__ Turns* turns_of(const AttentionArgs& args) {
+  return reinterpret_cast<Turns*>(query_sums_of(args, args.batch, 0) + 64);
+}
+
+// Of each tile that is left, of how many slices a consumer's sums are by now.
+__device__ __forceinline__ int* slices_added(const AttentionArgs& args, int tile, int consumer) {
+  return reinterpret_cast<int*>(query_sums_of(args, args.batch, 0) + 128) + tile * kConsumers + consumer;
+}
+
+// And the sums, a thread's every kWarpgroup-th four: of keys, then of values.
+__device__ __forceinline__ float4* handed_sums(const AttentionArgs& args, int tile, int consumer) {
+  float4* const sums = reinterpret_cast<float4*>(query_sums_of(args, args.batch, 0) + 448);
+  return sums + (tile * kConsumers + consumer) * ((kD + kDv) / 8 * kWarpgroup) + threadIdx.x % kWarpgroup;
+}
+
+// Says that no slice has been added, and chooses how many there are: as many as blocks have done with soonest.
+__device__ __forceinline__ void begin_slices(const AttentionArgs& args, int tiles) {
+  for (int i = threadIdx.x; i < kMaxBlocks * kConsumers; i += kStatisticsThreads) *slices_added(args, 0, i) = 0;
+  if (threadIdx.x != 0) return;
+  const int left = tiles < kMaxBlocks ? 0 : tiles % kMaxBlocks;
+  const int rows = args.num_q_heads / args.num_kv_heads * ((args.seqlen_q + kPassingRows - 1) / kPassingRows);
+  const auto tiles_of = [&](int slices) {
+    return (left * slices + kMaxBlocks - 1) / kMaxBlocks * (1.0f * rows / slices + kSliceTiles);
+  };
+  int best = 1;
+  for (int slices = 2; slices <= min(kMostSlices, rows); ++slices) {
+    if (tiles_of(slices) < tiles_of(best)) best = slices;
+  }
+  *turns_of(args) = {tiles - left, best, tiles - left + left * best};
+}
+
+// A turn's tile of keys, and its slice of the tile's rows.
+struct Slice {
+  int tile, nth, count;
+
+  __device__ __forceinline__ Slice(const Turns& turns, int turn) : tile(turn), nth(0), count(1) {
+    if (turn < turns.whole) return;
+    count = turns.slices;
+    tile = turns.whole + (turn - turns.whole) / count;
+    nth = (turn - turns.whole) % count;
+  }
+
+  __device__ __forceinline__ bool is_last() const { return nth == count - 1; }
+};
+
 // The keys that a block takes in a turn, of a head, and the rows that see some of them: so many tiles of each query head.
 struct Turn {
   int batch, kv_head, first_key, end_key, first_row, end_row, of_head;
+  bool is_last;  // slice of the tile
 
   __device__ __forceinline__ Turn(const AttentionArgs& args, int number) {
-    const int tiles = tiles_of_keys(args), group = args.num_q_heads / args.num_kv_heads;
-    // Heads one section behind the other, of which L2 has what passes by; of a section the last tiles first.
-    const int all_heads = args.batch * args.num_kv_heads;
-    const long long passing = 1LL * group * args.seqlen_q * (kD * 6 + kDv * 2);  // bytes, of a head
-    const int section = max(1, int(min(kSectionBytes / max(passing, 1LL), 1LL * all_heads)));
-    const int before = number / (tiles * section) * section, nth = number - tiles * before;
-    const int beside = min(section, all_heads - before), nth_head = before + nth % beside;
-    first_key = (tiles - 1 - nth / beside) * kBc;
-    kv_head = nth_head % args.num_kv_heads;
-    batch = nth_head / args.num_kv_heads;
+    int tiles = tiles_of_keys(args), heads = args.num_kv_heads;
+    // A producer has no registers to keep in what it divides by, from turn to turn.
+    forget(tiles);
+    forget(heads);
+    const Slice slice(*turns_of(args), number);
+    number = slice.tile;
+    is_last = slice.is_last();
+    first_key = (tiles - 1 - number % tiles) * kBc;
+    kv_head = number / tiles % heads;
+    batch = number / tiles / heads;
     end_key = min(first_key + kBc, args.seqlen_k);
     find_rows(args, batch, first_key, end_key, first_row, end_row);
     first_row -= first_row % kPassingRows;
     // Where a tile's rows end before these keys or begin behind them, too: its sums pass by here.
     of_head = (end_row - first_row + kPassingRows - 1) / kPassingRows;
+    if (slice.count > 1) {
+      const int all = max(of_head, 0), begin = all * slice.nth / slice.count;
+      of_head = all * (slice.nth + 1) / slice.count - begin;
+      first_row += begin * kPassingRows;
+      end_row = min(end_row, first_row + of_head * kPassingRows);
+    }
   }
 
   static __device__ __forceinline__ int tiles_of_keys(const AttentionArgs& args) {
     return (args.seqlen_k + kBc - 1) / kBc;
   }
   static __device__ __forceinline__ int count(const AttentionArgs& args) {
-    return args.batch * args.num_kv_heads * tiles_of_keys(args);
+    return turns_of(args)->count;
   }
 };
 
 // How many turns have been taken: behind the sums of all heads.
 __device__ __forceinline__ int* turns_taken(const AttentionArgs& args) {
   return reinterpret_cast<int*>(query_sums_of(args, args.batch, 0));
+}
+
+template <int n>
+__device__ __forceinline__ void add_handed(float (&sum)[n], const float4* handed) {
+#pragma unroll
+  for (int i = 0; i < n / 4; ++i) {
+    if (i % 8 == 0) __syncwarp();  // or all of it would be loaded first, for which there are no registers
+    const float4 four = handed[i * kWarpgroup];
+    sum[4 * i] += four.x, sum[4 * i + 1] += four.y, sum[4 * i + 2] += four.z, sum[4 * i + 3] += four.w;
+  }
+}
+
+template <int n>
+__device__ __forceinline__ void leave_sums(float4* handed, const float (&sum)[n]) {
+#pragma unroll
+  for (int i = 0; i < n / 4; ++i) {
+    handed[i * kWarpgroup] = make_float4(sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]);
+  }
+}
+
+// Adds what the slices before a turn's make of its keys. Tells whether that is all; otherwise leaves it to the slice behind.
+__device__ __forceinline__ bool complete_sums(
+    const AttentionArgs& args, int number, float (&sum_k)[kD / 2], float (&sum_v)[kDv / 2], int consumer) {
+  const Turns turns = *turns_of(args);
+  const Slice slice(turns, number);
+  if (slice.count == 1) return true;
+  int* const added = slices_added(args, slice.tile - turns.whole, consumer);
+  float4* const handed = handed_sums(args, slice.tile - turns.whole, consumer);
+  if (slice.nth > 0) {
+    wait_for_number(added, slice.nth);
+    add_handed(sum_k, handed);
+    add_handed(sum_v, handed + kD / 8 * kWarpgroup);
+  }
+  if (slice.is_last()) return true;
+  leave_sums(handed, sum_k);
+  leave_sums(handed + kD / 8 * kWarpgroup, sum_v);
+  named_barrier_sync(kHandedBarrier + consumer, kWarpgroup);  // all have left theirs
+  if (threadIdx.x % kWarpgroup == 0) leave_number(added, slice.nth + 1);
+  return false;
 }
 
 // Stores a warp's part of gradients, of sixteen rows and times a factor, as the copy engine shall take it: `place_of` has
@@ -863,7 +983,7 @@ __device__ __forceinline__ HandedTurn find_handed(const AttentionArgs& args, con
   const int keys_before = Turn::tiles_of_keys(args) - 1 - turn.first_key / kBc;
   const HandedHead first{head, query_sums_of(args, turn.batch, head), next_keys_of(args, turn.batch, head)};
   HandedTurn found{turn.batch, turn.kv_head, turn.first_key, keys_before, turn.first_row, max(turn.of_head, 0), 0, 0x7fffffff,
-                   first, head + group};
+                   first, head + group, turn.is_last ? 2 : 0};
   int first_row, end_row;
   if (turn.first_key > 0) {
     find_rows(args, turn.batch, turn.first_key - kBc, turn.first_key, first_row, end_row);
@@ -921,7 +1041,7 @@ __device__ __forceinline__ void hand_on_sums(
     const auto tell = [&] {
       if (mover.told == nullptr) return;
       tma_wait<0>();
-      leave_number(mover.told, turn.keys_before + 1);
+      add_to_number(mover.told, mover.counted);
       mover.told = nullptr;
     };
 #pragma unroll 1
@@ -933,7 +1053,7 @@ __device__ __forceinline__ void hand_on_sums(
         head.next_keys += row_tiles_of(args);
       }
       if (head.number == turn.end_head) {
-        if (nth >= 2) break;
+        if (nth >= turn.kept) break;
         barrier_arrive(&mover.open);
         tell();
         barrier_wait(&mover.done, phase);
@@ -961,7 +1081,7 @@ __device__ __forceinline__ void hand_on_sums(
         // Consumers need not wait for what is told to others.
         barrier_arrive(&mover.open);
         tell();
-        if (!begins) wait_for_number(next_keys, turn.keys_before);
+        if (!begins) wait_for_any_number(next_keys);
       }
       barrier_wait(&mover.done, phase);
       if (ends) {
@@ -975,8 +1095,10 @@ __device__ __forceinline__ void hand_on_sums(
       tma_commit();
       tma_wait_read<0>();
       mover.told = next_keys;
+      mover.counted = begins ? turn.keys_before + 1 : 1;
     }
-    nth -= 2;
+    tell();  // of a slice that writes nothing, nothing comes behind its tiles
+    nth -= turn.kept;
   }
 }
 
@@ -986,6 +1108,7 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
   let_next_launch_begin();
 
   if (blockIdx.x == 0 && threadIdx.x == 0) *turns_taken(args) = 0;
+  if (blockIdx.x == 0) begin_slices(args, args.batch * args.num_kv_heads * Turn::tiles_of_keys(args));
   // Neighbouring elements, moved by one access.
   struct alignas(16) Elements {
     __nv_bfloat16 at[8];
@@ -1070,6 +1193,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       barrier_init(&smem.dout_full[i], 1);
       barrier_init(&smem.dout_empty[i], kArrivals * 4 * kConsumers);
     }
+    for (int i = 0; i < kDsStages; ++i) barrier_init(&smem.gradients_full[i], kArrivals * 4 * kConsumers);
     fence_barrier_init();
   }
   wait_for_earlier_launches();
@@ -1087,15 +1211,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     prefetch_map(&maps.q);
     prefetch_map(&maps.dout);
     // Turns are taken in their order from the first on: none waits for one that nobody has begun.
-    const int count = Turn::count(args);
     int number = atomicAdd(turns_taken(args), 1);
     barrier_wait(&smem.next_empty, next_phase ^ 1);
-    smem.next = number < count ? number : -1;
-    if (number < count) smem.handed[next_phase] = find_handed(args, Turn(args, number));
+    smem.next = number < Turn::count(args) ? number : -1;
+    if (number < Turn::count(args)) smem.handed[next_phase] = find_handed(args, Turn(args, number));
     barrier_arrive(&smem.next_full);
     next_phase ^= 1;
 #pragma unroll 1
-    while (number < count) {
+    while (number < Turn::count(args)) {
       const Turn turn(args, number);
       const int batch = turn.batch;
       bool is_kept = false;
@@ -1129,15 +1252,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       // Not before: others would wait for a turn that this block has taken and not begun.
       number = atomicAdd(turns_taken(args), 1);
       barrier_wait(&smem.next_empty, next_phase ^ 1);
-      smem.next = number < count ? number : -1;
-      if (number < count) smem.handed[next_phase] = find_handed(args, Turn(args, number));
+      smem.next = number < Turn::count(args) ? number : -1;
+      if (number < Turn::count(args)) smem.handed[next_phase] = find_handed(args, Turn(args, number));
       barrier_arrive(&smem.next_full);
       next_phase ^= 1;
     }
     return;
   }
   take_registers<240>();
-  int ds_stage = 0;
+  PipelineState<kDsStages> ds_pipe;
   PipelineState<2> sums_pipe;
   int number = 0;
   barrier_wait(&smem.next_full, next_phase);
@@ -1166,8 +1289,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       int head = kv_head * group, first = first_row;
       float gradient[kWeighedRows / 2];
       // Makes the gradients of the scores of a part of a tile, and adds what it makes of those of values;
-      // `beside_scores` is done while scores are made, `beside_others` while gradients of weights are.
-      const auto make_gradients = [&](int part, auto beside_scores, auto beside_others) {
+      // `beside_scores` is done while scores are made, `beside_others` while gradients of weights are;
+      // `finish` waits for what it has started, or for all but what it starts itself.
+      const auto make_gradients = [&](int part, auto beside_scores, auto beside_others, auto finish) {
         const int first_of_part = first + part * kWeighedRows, step = part * (kWeighedRows / 16);
         const unsigned long long all_dout_desc = descriptor(smem.dout[dout_pipe.stage], sizeof(PassingRows));
         const unsigned long long q_desc = step_of_keys(descriptor(smem.q[q_pipe.stage]), step);
@@ -1228,7 +1352,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         } else {
           differentiate(Constant<false>{});
         }
-        wgmma_wait<0>();
+        finish();
         if (part < 1) return;
         release(&smem.dout_empty[dout_pipe.stage]);
         dout_pipe.advance();
@@ -1236,57 +1360,79 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       barrier_wait(&smem.kept_full, kept_phase);
       take_kept(kept_k, smem.k, own);
       take_kept(kept_v, smem.v, own);
-      make_gradients(0, [] {}, [] {});
+      const auto nothing = [] {};
+      const auto wait_for_all = [] { wgmma_wait<0>(); };
+      make_gradients(0, nothing, nothing, wait_for_all);
+      {
+        unsigned gradients[kWeighedRows / 16][4];
+        pack_weights(gradient, gradients);
+        store_gradients(smem.gradients[ds_pipe.stage][consumer], gradients);
+        const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
+        start_sums(sum_k, gradients, q_desc);
+        make_gradients(1, nothing, nothing, wait_for_all);
+      }
 #pragma unroll 1
-      while (true) {
-        {
-          unsigned gradients[kWeighedRows / 16][4];
-          pack_weights(gradient, gradients);
-          store_gradients(smem.gradients[ds_stage][consumer], gradients);
-          const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
-          start_sums(sum_k, gradients, q_desc);
-          make_gradients(1, [] {}, [] {});
-        }
-        if (--left == 0) break;
+      while (--left > 0) {
         Barrier* const q_empty = &smem.q_empty[q_pipe.stage];
         unsigned gradients[kWeighedRows / 16][4];
         pack_weights(gradient, gradients);
-        store_gradients(smem.gradients[ds_stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
+        store_gradients(smem.gradients[ds_pipe.stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
+        fence_proxy_async();
+        __syncwarp();
+        release(&smem.gradients_full[ds_pipe.stage]);
         const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
         start_sums(sum_k, gradients, step_of_keys(q_desc, 1 * (kWeighedRows / 16)));
-        fence_proxy_async();
-        named_barrier_sync(kGradientsBarrier, kConsumers * kWarpgroup);
-        float shares[kShareTiles][kShareColumns / 2];
-        start_shares(shares, descriptor(smem.gradients[ds_stage][0] + share_row * kChunk), all_keys);
         q_pipe.advance();
         first += kPassingRows;
         const bool other_head = first >= first_row + of_head * kPassingRows;
         if (other_head) first = first_row, ++head;
+        float shares[kShareTiles][kShareColumns / 2];
         make_gradients(
             0,
             [&] {
               wgmma_wait<1>();
               release(q_empty);
-              hand_on_share(smem, sums_pipe, shares, share_row / 16 + warp % 4, 0, args.scale);
             },
+            nothing,
             [&] {
-                  });
-        ds_stage ^= 1;
+              barrier_wait(&smem.gradients_full[ds_pipe.stage], ds_pipe.phase);
+              start_shares(shares, descriptor(smem.gradients[ds_pipe.stage][0] + share_row * kChunk), all_keys);
+              wgmma_wait<1>();
+            });
+        ds_pipe.advance();
+        {
+          unsigned gradients[kWeighedRows / 16][4];
+          pack_weights(gradient, gradients);
+          store_gradients(smem.gradients[ds_pipe.stage][consumer], gradients);
+          const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
+          start_sums(sum_k, gradients, q_desc);
+          make_gradients(
+              1,
+              [&] {
+                wgmma_wait<1>();
+                hand_on_share(smem, sums_pipe, shares, share_row / 16 + warp % 4, 0, args.scale);
+              },
+              [&] {
+                      },
+              wait_for_all);
+        }
       }
       unsigned gradients[kWeighedRows / 16][4];
       pack_weights(gradient, gradients);
-      store_gradients(smem.gradients[ds_stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
+      store_gradients(smem.gradients[ds_pipe.stage][consumer] + 1 * kWeighedRows * kChunk, gradients);
+      fence_proxy_async();
+      __syncwarp();
+      release(&smem.gradients_full[ds_pipe.stage]);
       const unsigned long long q_desc = descriptor(smem.q[q_pipe.stage], sizeof(PassingRows));
       start_sums(sum_k, gradients, step_of_keys(q_desc, 1 * (kWeighedRows / 16)));
-      fence_proxy_async();
-      named_barrier_sync(kGradientsBarrier, kConsumers * kWarpgroup);
+      barrier_wait(&smem.gradients_full[ds_pipe.stage], ds_pipe.phase);
       float shares[kShareTiles][kShareColumns / 2];
-      start_shares(shares, descriptor(smem.gradients[ds_stage][0] + share_row * kChunk), all_keys);
+      start_shares(shares, descriptor(smem.gradients[ds_pipe.stage][0] + share_row * kChunk), all_keys);
       wgmma_wait<0>();
       hand_on_share(smem, sums_pipe, shares, share_row / 16 + warp % 4, 0, args.scale);
       release(&smem.q_empty[q_pipe.stage]);
       q_pipe.advance();
-      ds_stage ^= 1;
+      ds_pipe.advance();
     }
     hold(sum_k);
     hold(sum_v);
@@ -1294,8 +1440,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       release(&smem.kept_empty);
       kept_phase ^= 1;
     }
-    leave_rows(smem, sums_pipe, own, sum_k, args.scale);
-    leave_rows(smem, sums_pipe, own, sum_v, 1.0f);
+    if (complete_sums(args, number, sum_k, sum_v, consumer)) {
+      leave_rows(smem, sums_pipe, own, sum_k, args.scale);
+      leave_rows(smem, sums_pipe, own, sum_v, 1.0f);
+    }
     barrier_wait(&smem.next_full, next_phase);
     number = smem.next;
     __syncwarp();
@@ -1338,7 +1486,7 @@ extern "C" long long attention_bf16_d64_backward_workspace_bytes(const Attention
   return 4 * ((batch * num_q_heads * ((seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
               (batch * num_q_heads * ((seqlen_q + 127) / 128 * 128) + 63) / 64 * 64 +
               (batch * num_q_heads * ((seqlen_q + 127) / 128 * 128) * 64 + 63) / 64 * 64 +
-              (batch * num_q_heads * ((seqlen_q + 127) / 128) + 63) / 64 * 64 + 64);
+              (batch * num_q_heads * ((seqlen_q + 127) / 128) + 63) / 64 * 64 + 2163136);
 }
 
 // How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
@@ -1459,4 +1607,4 @@ extern "C" int attention_bf16_d64_backward(const AttentionArgs* args, cudaStream
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 8, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "registers", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_section", "meeting": "at_once", "ranges": "of_keys", "min_blocks": 1, "turns": "free", "sums": "handed_on", "walk": "up", "far_keys": "walked", "last_turn": "whole", "second": "behind", "sections": "held"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 232448, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "16e6ddd99c967417", "figures": [2325, 1094]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 8, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "registers", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_head", "meeting": "late", "ranges": "of_keys", "min_blocks": 1, "turns": "free", "sums": "ends_in_order", "walk": "up", "far_keys": "walked", "last_turn": "shared", "second": "behind", "sections": "held", "finisher": "consumers"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 232448, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "unordered": true, "dependent": true}], "digest": "84e1c8da9ce23d26", "figures": [2582, 1148]}

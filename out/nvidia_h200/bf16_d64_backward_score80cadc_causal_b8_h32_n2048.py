@@ -174,6 +174,7 @@ GRADIENTS: tuple[Tuned, ...] = (
             "last_turn": "whole",
             "second": "behind",
             "sections": "held",
+            "finisher": "consumers",
         },
         device={
             "name": "NVIDIA H200",
@@ -274,7 +275,7 @@ GRADIENTS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = GRADIENTS[0].problem, GRADIENTS[0].variant, GRADIENTS[0].device
 MEASUREMENT = GRADIENTS[0].measurement
 
-_bound = ScoredGradients(GRADIENTS, operator="attention_bf16_d64_backward_score80cadc_2bd80a4c")
+_bound = ScoredGradients(GRADIENTS, operator="attention_bf16_d64_backward_score80cadc_dd85855c")
 gradients, explain, use, register_torch = _bound.gradients, _bound.explain, _bound.use, _bound.register_torch
 
 if __name__ == "__main__":

@@ -171,6 +171,7 @@ GRADIENTS: tuple[Tuned, ...] = (
             "last_turn": "whole",
             "second": "behind",
             "sections": "held",
+            "finisher": "consumers",
         },
         device={
             "name": "NVIDIA H200",
@@ -258,7 +259,7 @@ GRADIENTS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = GRADIENTS[0].problem, GRADIENTS[0].variant, GRADIENTS[0].device
 MEASUREMENT = GRADIENTS[0].measurement
 
-_bound = ScoredGradients(GRADIENTS, operator="attention_bf16_d64_backward_window_9d0fcbfc")
+_bound = ScoredGradients(GRADIENTS, operator="attention_bf16_d64_backward_window_c6c1d7a0")
 gradients, explain, use, register_torch = _bound.gradients, _bound.explain, _bound.use, _bound.register_torch
 
 if __name__ == "__main__":

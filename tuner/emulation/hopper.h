@@ -110,6 +110,10 @@ void tma_wait() {
 inline void wait_for_number(const int* place, int number, int line = __builtin_LINE()) {
   emulation::wait_for_number(place, number, "wait_for_number", line);
 }
+inline void wait_for_any_number(const int* place, int line = __builtin_LINE()) {
+  emulation::wait_for_any_number(place, "wait_for_any_number", line);
+}
+inline void add_to_number(int* place, int number) { __atomic_fetch_add(place, number, __ATOMIC_RELEASE); }
 inline void leave_number(int* place, int number) { __atomic_store_n(place, number, __ATOMIC_RELEASE); }
 
 // ---- discard -----------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -137,9 +138,10 @@ class Block : public Scheduler {
   }
 
   // Until a block of another cluster has left the number there; other threads of this block go on meanwhile.
-  void wait_for_number(const int* place, int number, const char* what, int line) {
+  // Without a number, until any but 0 is there.
+  void wait_for_number(const int* place, std::optional<int> number, const char* what, int line) {
     const AwaitedNumber awaited{&current(), place, number};
-    if (awaited.there() == number) return;
+    if (awaited.is_there()) return;
     awaited_numbers_.push_back(awaited);
     wait(State::kAtNumber, what, line);
   }
@@ -192,14 +194,15 @@ class Block : public Scheduler {
   struct AwaitedNumber {
     Thread* thread;
     const int* place;
-    int number;
+    std::optional<int> number;
 
     int there() const { return __atomic_load_n(place, __ATOMIC_ACQUIRE); }
+    bool is_there() const { return number ? there() == *number : there() != 0; }
   };
 
   // Lets threads go on whose number is there. Whether there are some.
   bool hear_numbers() {
-    const auto is_awaited = [](const AwaitedNumber& each) { return each.there() != each.number; };
+    const auto is_awaited = [](const AwaitedNumber& each) { return !each.is_there(); };
     const auto heard = std::partition(awaited_numbers_.begin(), awaited_numbers_.end(), is_awaited);
     const bool any = heard != awaited_numbers_.end();
     for (auto each = heard; each != awaited_numbers_.end(); ++each) each->thread->state = State::kReady;
@@ -224,8 +227,9 @@ class Block : public Scheduler {
     --*grid_.waiting;
     if (heard) return true;
     const AwaitedNumber& one = awaited_numbers_.front();
-    report(format("%s: %s in line %d for %d, where %d is: no block leaves it there", where(*one.thread).c_str(),
-                  one.thread->waits_at, one.thread->line, one.number, one.there()));
+    const std::string awaited = one.number ? format("%d", *one.number) : "any";
+    report(format("%s: %s in line %d for %s, where %d is: no block leaves it there", where(*one.thread).c_str(),
+                  one.thread->waits_at, one.thread->line, awaited.c_str(), one.there()));
     return false;
   }
 
@@ -722,6 +726,9 @@ void discard(float* floats, size_t count, const char* what, int line) {
 }
 void wait_for_number(const int* place, int number, const char* what, int line) {
   running->wait_for_number(place, number, what, line);
+}
+void wait_for_any_number(const int* place, const char* what, int line) {
+  running->wait_for_number(place, std::nullopt, what, line);
 }
 void fence_proxy() { running->view.fence(); }
 

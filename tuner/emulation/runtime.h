@@ -126,8 +126,9 @@ void commit_stores();
 void wait_for_stores(unsigned groups_left_in_flight, bool landed);
 // A line of memory that nobody reads any more holds no numbers.
 void discard(float* floats, size_t count, const char* what, int line);
-// Until another block has left the number there.
+// Until another block has left the number there, or any but 0.
 void wait_for_number(const int* place, int number, const char* what, int line);
+void wait_for_any_number(const int* place, const char* what, int line);
 // Shows this thread's ordinary writes to the copy engine and to products.
 void fence_proxy();
 void store_matrices(void* row, const unsigned* registers, int count, const char* what, int line, bool transposed = false);

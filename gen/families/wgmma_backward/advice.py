@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...limits import DeviceLimits
 from ...problem import Problem
 from ...variant import rule
-from .parameters import BY_HEAD, DOWN, HEADS_OF_WIDE, HEAVIEST_FIRST, HELD, OF_ROWS, UP
+from .parameters import BY_HEAD, DOWN, EVEN, HANDED_ON, HEAVIEST_FIRST, HELD, OF_ROWS, UP, WIDE
 from .rules import RuledParameters
 from .slices import slices_of_left, tiles_left
 
 #: So few blocks of a head at once hardly wait for each other.
 FEW_OF_HEAD = 8
+#: A head's rows that pass by in a turn, in the mean, for each column: where fewer do, a warp of the producer
+#: has not done with gradients of those that end when the next turn's do. On an H200 it has by 64, not by 32.
+ROWS_TO_FINISH = 48
 #: The least part of the time of blocks that keep rows in which multiprocessors stand idle, for others to
 #: begin beside them.
 LEAST_IDLE = 0.01
@@ -68,19 +71,47 @@ class AdvisedParameters(RuledParameters):
 
     @rule("combination", after="sections", advisory=True)
     def _sections_are_narrow(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if self.sections == HELD:
+        if self.sections != WIDE:
             return None
-        # Of a head: queries, gradients of outputs, and sums of queries' gradients in float32.
-        passing = problem.group * problem.seqlen_q * (6 * problem.head_dim + 2 * problem.head_dim_v)
-        heads = self.section_bytes(limits) // HEADS_OF_WIDE // passing
+        heads = self._heads_that_l2_holds(problem, limits)
         blocks = limits.blocks_at_once(1, 1)
         if heads * FEW_OF_HEAD > blocks:
             return f"sections={self.sections}: {blocks} blocks are of {heads} heads as it is"
         return None
 
+    @rule("combination", after="sections", advisory=True)
+    def _sections_differ(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.sections != EVEN or problem.layout.is_packed:
+            return None
+        heads, all_heads = self._heads_that_l2_holds(problem, limits), problem.batch * problem.num_kv_heads
+        if 0 < heads < all_heads and all_heads % heads:
+            return None
+        return f"sections={self.sections}: sections of {max(heads, 1)} of {all_heads} heads are as it is"
+
+    @rule("combination", after="finisher", advisory=True)
+    def _a_warp_finishes_in_time(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if not self.finishes_behind:
+            return None
+        told = f"finisher={self.finisher}: "
+        if not problem.causal or not problem.scores.is_plain or self.walk != DOWN:
+            return told + f"rows end with each tile of keys under a causal mask alone, where walk={DOWN}"
+        rows = problem.seqlen_q // 2
+        if rows < ROWS_TO_FINISH * problem.head_dim:
+            return told + (
+                f"a warp makes gradients of {problem.head_dim} columns in the time of "
+                f"{ROWS_TO_FINISH * problem.head_dim} rows, of which {rows} pass by"
+            )
+        return None
+
+    def _heads_that_l2_holds(self, problem: Problem, limits: DeviceLimits) -> int:
+        """Returns for how many heads of keys L2 has room, at a section's share of it."""
+        # Of a head: queries, gradients of outputs, and sums of queries' gradients in float32.
+        passing = problem.group * problem.seqlen_q * (6 * problem.head_dim + 2 * problem.head_dim_v)
+        return replace(self, sections=HELD).section_bytes(limits) // max(passing, 1)
+
     @rule("combination", after="walk", advisory=True)
     def _walks_begin_where_masks_do(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if self.hands_on_sums and problem.causal and self.walk == DOWN:
+        if self.sums == HANDED_ON and problem.causal and self.walk == DOWN:
             return f"walk={self.walk}: under a causal mask all blocks of a head begin with its last rows"
         if self.walk == UP and not problem.causal:
             return f"walk={self.walk}: without a causal mask all blocks of a head begin with the same rows"

@@ -61,6 +61,7 @@ has room for whole tiles of each, so that tiles begin with sequences.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import gcd
 from typing import Any, ClassVar
 
 from ...expression import Constant, divided_up
@@ -86,7 +87,7 @@ from ..used_tiles import UsedTiles
 from ..wgmma.parameters import GROUP, is_split
 from ..wgmma.shared_memory import ALIGNMENT, CHUNK, chunks
 from .advice import AdvisedParameters
-from .parameters import SUM_COLUMNS, SUM_ROWS
+from .parameters import CONSUMERS, DOWN, HANDED_ON, HELD, SUM_COLUMNS, SUM_ROWS, UP, WIDE
 from .registers import consumer_registers, launch_registers, producer_registers
 from .shared_memory import ADDING_WARPS, smem_bytes, smem_bytes_of_rows
 from .slices import MOST_SLICES, SLICE_TILES
@@ -97,6 +98,8 @@ TURNS = "turns"
 SLICES = "slices"
 #: And that which says of each tile of rows whose keys come next.
 NEXT_KEYS = "next_keys"
+#: Tiles of sums that a warp of the producer reads at once, four registers of a thread each.
+FINISHED_TILES = 2
 
 
 @dataclass(frozen=True)
@@ -128,13 +131,20 @@ class WgmmaBackward(UsedTiles, AdvisedParameters):
     def blocks_of_queries(self, problem: Problem) -> tuple[int, int, int]:
         return GROUP * (1 + self.row_consumers), smem_bytes_of_rows(self, problem), self.rows
 
+    def with_same_bits(self, problem: Problem) -> WgmmaBackward:
+        if not self.adds_in_between:
+            return self
+        # Each block waits for the one before it then, so that they had better start one behind the other.
+        walk, sections = UP if problem.causal else DOWN, HELD if self.sections == WIDE else self.sections
+        return replace(self, sums=HANDED_ON, walk=walk, sections=sections, finisher=CONSUMERS)
+
     def launch(self, problem: Problem, limits: DeviceLimits) -> Launch:
         launch = replace(super().launch(problem, limits), tensor_maps=self.tensor_maps(problem))
         if self.sums_in_cluster:
             return replace(launch, rows_per_block=None, heads_per_block=self.heads, cluster=self.cluster)
         if self.persistent:
             blocks = limits.blocks_at_once(self.min_blocks, self.cluster)
-            return replace(launch, max_blocks=blocks, cluster=self.cluster)
+            return replace(launch, max_blocks=blocks, cluster=self.cluster, unordered=self.adds_in_between)
         return launch
 
     def launches(self, problem: Problem, limits: DeviceLimits) -> tuple[Launch, ...]:
@@ -194,6 +204,8 @@ class WgmmaBackward(UsedTiles, AdvisedParameters):
             "section_bytes": self.section_bytes(limits),
             "d_chunks": chunks(problem.head_dim),
             "dv_chunks": chunks(problem.head_dim_v),
+            # As many as have room in a thread's registers, of a share of columns.
+            "finished_tiles": gcd(problem.head_dim // SUM_COLUMNS, FINISHED_TILES),
             "producer_registers": producer,
             "consumer_registers": consumer_registers(self.threads(), limits, producer, self.min_blocks),
             "most_slices": MOST_SLICES,

@@ -44,8 +44,8 @@ OF_ROWS, OF_KEYS = "of_rows", "of_keys"
 ONE, FIXED, FREE = "one", "fixed", "free"
 #: In which order blocks add to a row's gradients in memory: whoever comes; or in one of keys, each handing on
 #: what there is, so that the first to come stores it, the last one writes gradients, and every run makes the
-#: same bits.
-ANY_ORDER, HANDED_ON = "any_order", "handed_on"
+#: same bits; or only the first and the last are those of keys, and between them whoever comes adds.
+ANY_ORDER, HANDED_ON, ENDS_IN_ORDER = "any_order", "handed_on", "ends_in_order"
 #: Where sums are handed on, whether rows pass by from the last down to the first, while keys are taken from
 #: the first on, or up, while these are taken from the last on.
 DOWN, UP = "down", "up"
@@ -53,11 +53,15 @@ DOWN, UP = "down", "up"
 #: the first has ended, or as soon as the last blocks of that leave multiprocessors idle. They read nothing of
 #: it.
 BEHIND, BESIDE = "behind", "beside"
+#: Who makes gradients of a tile of rows whose sums end with a block's keys: its consumers, who wait for all
+#: others' sums; or, once they are there, a warp of the producer that has nothing else to do.
+CONSUMERS, PRODUCER = "consumers", "producer"
 #: The share of L2 that heads of a section fill, and the heads of a wide one for each of those.
 SECTION_SHARE, HEADS_OF_WIDE = 0.6, 3
 #: Whether sections are of the heads that L2 holds, or of more. Where sums are handed on, a head's blocks
-#: begin one behind the other: of more heads fewer do at once, and what they read is not far apart.
-HELD, WIDE = "held", "wide"
+#: begin one behind the other: of more heads fewer do at once, and what they read is not far apart. Or of as
+#: many each, so that none has few heads, all of whose tiles of keys are under way at once.
+HELD, WIDE, EVEN = "held", "wide", "even"
 
 
 @dataclass(frozen=True)
@@ -133,10 +137,10 @@ class Parameters(GradientVariant):
     sums: str = param(
         ANY_ORDER,
         HANDED_ON,
-        doc="who adds to queries' gradients next: whoever comes, or the block whose keys are next",
+        ENDS_IN_ORDER,
+        doc="who adds to queries' gradients next: whoever comes, whose keys are next, or ends alone in order",
         implied=True,
     )
-
     walk: str = param(
         DOWN,
         UP,
@@ -157,7 +161,17 @@ class Parameters(GradientVariant):
         implied=True,
     )
     sections: str = param(
-        HELD, WIDE, doc="heads of a section: as many as L2 holds, or thrice as many", implied=True
+        HELD,
+        WIDE,
+        EVEN,
+        doc="heads of a section: as many as L2 holds, thrice as many, or at most that, as many in each",
+        implied=True,
+    )
+    finisher: str = param(
+        CONSUMERS,
+        PRODUCER,
+        doc="who turns sums that end into gradients: consumers, or a warp of the producer behind them",
+        implied=True,
     )
 
     @property
@@ -205,14 +219,24 @@ class Parameters(GradientVariant):
 
     @property
     def hands_on_sums(self) -> bool:
-        """Whether blocks hand sums on, one behind the other, and the last one writes gradients."""
-        return self.sums == HANDED_ON
+        """Whether blocks hand sums on, so that the first one stores them and the last writes gradients."""
+        return self.sums != ANY_ORDER
+
+    @property
+    def adds_in_between(self) -> bool:
+        """Whether those between the first and the last add to them as they come, and are counted."""
+        return self.sums == ENDS_IN_ORDER
+
+    @property
+    def finishes_behind(self) -> bool:
+        """Whether a warp of the producer makes gradients of sums that end with the block's keys."""
+        return self.finisher == PRODUCER
 
     def starts_together(self, problem: Problem) -> bool:
         """Tells whether blocks that hand on sums start where they wait for each other: those of a head one
         behind the other, unless a causal mask has each begin a tile of rows before the next, or at rows that
         all of them begin with."""
-        if not self.hands_on_sums:
+        if self.sums != HANDED_ON:
             return False
         if self.walk == UP and not problem.causal:
             return True

@@ -32,6 +32,7 @@ from .parameters import (
     SUM_ROWS,
     TOGETHER,
     WEIGHTS_FIRST,
+    WIDE,
 )
 from .registers import (
     consumer_registers,
@@ -301,6 +302,9 @@ class RuledParameters(RulesOfParts):
         if beyond and (columns != CHUNK or beyond < CHUNK // 2):
             # Gradients of a share, of two bytes, take the place of what there is of its sums, of four.
             return told + f"{problem.head_dim} columns are no whole shares of {columns}, nor half one more"
+        if columns == CHUNK and problem.head_dim % STEP:
+            # What a warp has of 16 rows is to begin where swizzles of 1024 bytes do.
+            return told + f"{problem.head_dim} columns of 16 rows are no whole swizzles, of {STEP} columns"
         return None
 
     # Blocks that stay, and those that hand sums on, need more than earlier rules know of; so do those whose
@@ -360,8 +364,14 @@ class RuledParameters(RulesOfParts):
         told = f"sections={self.sections}: "
         if self.order != BY_SECTION:
             return told + f"order={self.order} has no sections; order={BY_SECTION} has some"
-        if not self.hands_on_sums:
+        if self.sections == WIDE and not self.hands_on_sums:
             return told + f"where sums={self.sums} blocks of a head are anywhere along its rows"
+        return None
+
+    @rule("combination", after="finisher")
+    def _sums_end_somewhere(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.finishes_behind and not self.hands_on_sums:
+            return f"finisher={self.finisher}: with sums={self.sums} a launch makes gradients of all sums"
         return None
 
     def _why_not_copied_to_all(self, problem: Problem) -> str | None:

@@ -33,6 +33,7 @@ from .parameters import (
     ATOMICS,
     BULK,
     BY_SECTION,
+    EVEN,
     HEAVIEST_FIRST,
     LATE,
     OF_KEYS,
@@ -69,6 +70,10 @@ BULK_PACE = 1.08
 SECTION_PACE = 1.03
 #: And where blocks that hand on sums start together, at least: up to 4.6 times as long, on an H200.
 TOGETHER_PACE = 1.2
+#: How much sooner a tile is done with where blocks hand on sums but do not wait for each other in between,
+#: and where consumers do not wait for others' sums to end, either; and in sections of as many heads each. By
+#: nine kernels of an H200, by one, and by six.
+ENDS_PACE, FINISHER_PACE, EVEN_PACE = 0.985, 0.97, 0.995
 #: How much longer than what is counted a tile takes whose sums blocks of a cluster send each other, in step:
 #: of 28 kernels of an H200, at 512 and 2048 rows.
 CLUSTER_PACE = 1.65
@@ -189,6 +194,12 @@ def _pace(variant: WgmmaBackward, problem: Problem) -> float:
     pace = BULK_PACE if variant.dq_path == BULK and problem.head_dim % CHUNK else 1.0
     if variant.starts_together(problem):
         pace *= TOGETHER_PACE
+    if variant.adds_in_between:
+        pace *= ENDS_PACE
+    if variant.finishes_behind:
+        pace *= FINISHER_PACE
+    if variant.sections == EVEN:
+        pace *= EVEN_PACE
     if variant.order == BY_SECTION and problem.scores.all_rows_alike:
         pace *= SECTION_PACE
     if variant.shares_copies:

@@ -48,6 +48,8 @@ LATE_PARTS = "others awaited beside the next tile"
 SHARED_SM = "two blocks on an SM, rows of keys"
 STAYS, STAYS_IN_PARTS = "blocks stay, heads by sections", "blocks stay, parts, others awaited late"
 HANDED_ON, HANDED_ON_IN_PARTS = "sums handed on, by columns", "sums handed on, by rows, in parts"
+ENDS, ENDS_BEHIND = "ends of sums in order", "ends of sums in order, finished behind, in parts"
+ENDS_UP = "ends of sums in order, up, by columns that are no whole shares"
 MADE_FIRST = "weights made first, sums handed on"
 ACROSS, ACROSS_STAYS = "sums across, 80 rows at a time", "sums across, blocks stay"
 WAYS: dict[str, tuple[WgmmaBackward, Problem]] = {
@@ -225,6 +227,33 @@ WAYS: dict[str, tuple[WgmmaBackward, Problem]] = {
         ),
         replace(PROBLEM, head_dim=64, head_dim_v=40),
     ),
+    ENDS: (
+        WgmmaBackward(dq_path="bulk", turns="free", sums="ends_in_order", order="by_section"),
+        replace(PROBLEM, head_dim=128, head_dim_v=128),
+    ),
+    ENDS_BEHIND: (
+        WgmmaBackward(
+            br=128,
+            schedule="ahead",
+            parts=2,
+            kept="registers",
+            dq_path="bulk",
+            meeting="late",
+            ranges="of_keys",
+            turns="free",
+            sums="ends_in_order",
+            finisher="producer",
+        ),
+        replace(PROBLEM, head_dim=64, head_dim_v=40),
+    ),
+    ENDS_UP: (
+        WgmmaBackward(dq_path="bulk", schedule="made_first", turns="free", sums="ends_in_order", walk="up"),
+        replace(PROBLEM, dtype="f16", head_dim=112, head_dim_v=72),
+    ),
+    "handed on, up, finished behind, columns that are no whole shares": (
+        WgmmaBackward(dq_path="bulk", turns="free", sums="handed_on", walk="up", finisher="producer"),
+        replace(PROBLEM, dtype="f16", head_dim=112, head_dim_v=96),
+    ),
     CLUSTER: (
         WgmmaBackward(br=128, dq_path="cluster", cluster=4, heads=2),
         replace(PROBLEM, head_dim=64, head_dim_v=40),
@@ -265,6 +294,20 @@ SCORED_BY = {
     "cluster": replace(SMALL, br=64, rows=128, keys=64, dq_path="cluster", cluster=2),
     "handed on": replace(
         SMALL, br=64, rows=128, keys=64, dq_path="bulk", turns="free", sums="handed_on", ranges="of_keys"
+    ),
+    "ends in order": replace(
+        SMALL, br=64, rows=128, keys=64, dq_path="bulk", turns="free", sums="ends_in_order"
+    ),
+    "ends finished behind": replace(
+        SMALL,
+        br=64,
+        rows=128,
+        keys=64,
+        dq_path="bulk",
+        turns="free",
+        sums="ends_in_order",
+        finisher="producer",
+        ranges="of_keys",
     ),
 }
 #: Where scores become steeper, weights are not made before their gradients are there.
@@ -437,6 +480,15 @@ PLACE_OF_HEAD_BEFORE = (
             (HANDED_ON, "smem.handed[mover.next_phase]", "smem.handed[0]"),
             (HANDED_ON, "head.sums += num_query_sums(args);", ""),
             (HANDED_ON, "head.next_keys += row_tiles_of(args);", ""),
+            (ENDS_UP, "wait_for_any_number(next_keys);", ";"),
+            (ENDS_UP, "mover.counted = begins ? turn.keys_before + 1 : 1;", "mover.counted = 1;"),
+            (ENDS_UP, "wait_for_number(next_keys, turn.keys_before);", ";"),
+            (ENDS_BEHIND, "first / kPassingRows, turn.keys_before + 1", "first / kPassingRows, 1"),
+            (ENDS_BEHIND, "kArrivals * (4 * kConsumers + 1) + 2", "kArrivals * 4 * kConsumers + 2"),
+            (ENDS_BEHIND, "if (row + 8 < rows)", "if (row < rows)"),
+            (ENDS_BEHIND, "    __syncwarp();  // all lanes have read theirs\n", ""),
+            (ENDS_BEHIND, "if (ends && !begins) {", "if (ends) {"),
+            (ENDS_BEHIND, "const int head = nth / turn.of_head,", "const int head = 0,"),
             ("apart", "if (--left > 0) named_barrier_arrive", "if (false) named_barrier_arrive"),
             ("apart", "factors[e] * (gradient[4 * i + e] - ", "factors[e] * (gradient[4 * i + e] + "),
         ],
@@ -594,8 +646,23 @@ def test_sums_are_handed_on_where_turns_are_in_order() -> None:
             render(replace(handed, **others), problem, H200)
     with pytest.raises(Illegal, match="sums=handed_on: 72 columns are no whole shares of 64"):
         render(handed, replace(problem, head_dim=72, head_dim_v=72), H200)
+    with pytest.raises(Illegal, match="104 columns of 16 rows are no whole swizzles, of 16 columns"):
+        render(handed, replace(problem, head_dim=104), H200)
     with pytest.raises(Illegal, match="walk=up: for sums that are handed on, against the order of keys"):
         render(replace(handed, sums="any_order", walk="up"), problem, H200)
+    with pytest.raises(
+        Illegal, match="finisher=producer: with sums=any_order a launch makes gradients of all"
+    ):
+        render(replace(handed, sums="any_order", finisher="producer"), problem, H200)
+
+
+def test_bits_are_the_same_where_all_sums_are_in_order() -> None:
+    for finisher in ("consumers", "producer"):
+        handed = replace(WAYS[HANDED_ON][0], finisher=finisher)
+        for sums, same in (("handed_on", True), ("ends_in_order", False)):
+            kernel = render(replace(handed, sums=sums), WAYS[HANDED_ON][1], H200)
+            assert [each.role for each in kernel.launches] == ["statistics", "kernel"]
+            assert kernel.is_deterministic is same
 
 
 def test_sections_are_wide_where_blocks_follow_each_other() -> None:
@@ -613,6 +680,57 @@ def test_sections_are_wide_where_blocks_follow_each_other() -> None:
     assert wide.advice(long, H200) is None
     told = "sections=wide: 132 blocks are of 72 heads as it is"
     assert wide.advice(replace(long, seqlen_q=512), H200) == f"combination: {told}"
+
+
+def test_sections_have_as_many_heads_each() -> None:
+    """64 heads of which L2 holds nine: eight sections, not seven and one of a lone head."""
+    even = replace(WAYS[HANDED_ON][0], br=128, sections="even")
+    held = replace(even, sections="held")
+    long = replace(PROBLEM, head_dim=64, head_dim_v=64, seqlen_q=8192, seqlen_k=8192, num_kv_heads=4)
+    many = replace(long, batch=16)
+    line = "section = (all_heads + sections - 1) / sections;"
+    assert line in render(even, many, H200).source
+    assert line not in render(held, many, H200).source
+    assert even.advice(many, H200) is None
+    told = "combination: sections=even: sections of 9 of 72 heads are as it is"
+    assert even.advice(replace(long, batch=18), H200) == told
+    with pytest.raises(Illegal, match="sections=even: order=by_head has no sections"):
+        replace(even, order="by_head").check(many, H200)
+    assert predict(even, many, H200).median_us < predict(held, many, H200).median_us
+
+
+@needs_compiler
+@pytest.mark.parametrize("way", sampled([HANDED_ON, ENDS_BEHIND], 1, thorough=2))
+def test_even_sections_are_of_any_size(way: str) -> None:
+    """Eight heads or so of which L2 holds three: three sections, the last one smaller."""
+    variant, problem = WAYS[way]
+    variant = replace(variant, order="by_section", sections="even")
+    kernel = render(variant, replace(problem, causal=True), replace(H200, num_sms=2))
+    fewer = re.sub(r"(const int most = ).*;", r"\1min(3, all_heads);", kernel.source)
+    assert fewer != kernel.source
+    assert check(replace(kernel, source=fewer)) < problem.tolerance
+
+
+def test_a_warp_finishes_where_it_has_time() -> None:
+    problem = replace(PROBLEM, head_dim=64, head_dim_v=64, seqlen_q=8192, seqlen_k=8192, causal=True)
+    behind = replace(WAYS[ENDS_BEHIND][0], order="by_section")
+    assert behind.advice(problem, H200) is None
+    told = "combination: finisher=producer: a warp makes gradients of 64 columns in the time of 3072 rows"
+    assert str(behind.advice(replace(problem, seqlen_q=2048), H200)).startswith(told)
+    told = "combination: finisher=producer: rows end with each tile of keys under a causal mask alone"
+    assert str(replace(behind, walk="up").advice(problem, H200)).startswith(told)
+    everything = replace(behind, ranges="of_rows")
+    assert str(everything.advice(replace(problem, causal=False), H200)).startswith(told)
+
+
+def test_the_like_of_a_variant_makes_the_same_bits() -> None:
+    causal = replace(WAYS[ENDS_BEHIND][1], causal=True)
+    like = WAYS[ENDS_BEHIND][0].with_same_bits(causal)
+    assert (like.sums, like.walk, like.finisher) == ("handed_on", "up", "consumers")
+    assert render(like, causal, H200).is_deterministic
+    assert like.with_same_bits(causal) == like
+    wide = replace(WAYS[ENDS][0], sections="wide").with_same_bits(WAYS[ENDS][1])
+    assert (wide.sums, wide.walk, wide.sections) == ("handed_on", "down", "held")
 
 
 def test_blocks_that_hand_on_start_apart_unless_their_order_is_held() -> None:
@@ -638,7 +756,8 @@ def test_blocks_that_hand_on_start_apart_unless_their_order_is_held() -> None:
 WRITES_ALL = {
     CLUSTER: ("if (turn.is_first || turn.is_last) return {0,", "if (false) return {0,"),
     **dict.fromkeys(
-        (HANDED_ON, HANDED_ON_IN_PARTS), ("*reinterpret_cast<Elements*>(dq + x) = Elements{};", "")
+        (HANDED_ON, HANDED_ON_IN_PARTS, ENDS_BEHIND),
+        ("*reinterpret_cast<Elements*>(dq + x) = Elements{};", ""),
     ),
 }
 

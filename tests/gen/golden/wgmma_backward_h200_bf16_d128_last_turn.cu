@@ -22,7 +22,7 @@
 //   v_stages = 2               tiles of values in shared memory
 //   order = by_section         blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
 //   turns = free               tiles of keys that a block takes: one, or each so-manieth, or the next whenever it is free
-//   sums = handed_on           who adds to queries' gradients next: whoever comes, or the block whose keys are next
+//   sums = handed_on           who adds to queries' gradients next: whoever comes, whose keys are next, or ends alone in order
 //   last_turn = shared         tiles of keys left for fewer blocks than stay: one takes each, or several share its rows
 
 #include <cuda_bf16.h>

@@ -22,7 +22,7 @@
 //   v_stages = 2               tiles of values in shared memory
 //   order = by_head            blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
 //   turns = free               tiles of keys that a block takes: one, or each so-manieth, or the next whenever it is free
-//   sums = handed_on           who adds to queries' gradients next: whoever comes, or the block whose keys are next
+//   sums = handed_on           who adds to queries' gradients next: whoever comes, whose keys are next, or ends alone in order
 //   walk = up                  rows that pass by, where sums are handed on: from the last one down, or up
 
 #include <cuda_bf16.h>

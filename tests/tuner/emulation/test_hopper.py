@@ -1258,6 +1258,36 @@ def test_blocks_hand_on_what_is_in_memory():
         np.testing.assert_array_equal(found.view(np.float32), 31.0 * np.arange(128))
 
 
+#: Whoever comes first stores, the others add once it has, and the last to come waits until all are counted.
+COUNTED_DEVICE = "__device__ int taken, counted;"
+COUNTED_BODY = """
+  float* sums = reinterpret_cast<float*>(shared_bytes);
+  __shared__ int number;
+  if (i == 0) number = atomicAdd(&taken, 1);
+  __syncthreads();
+  sums[i] = float(1 << number) * float(i);
+  fence_proxy_async();
+  __syncthreads();
+  if (i != 0) return;
+  float* there = reinterpret_cast<float*>(out);
+  if (number > 0) wait_for_any_number(&counted);
+  if (number == 0) bulk_store(there, sums, 512); else bulk_add(there, sums, 512);
+  tma_commit();
+  tma_wait<0>();
+  add_to_number(&counted, 1);
+  if (number + 1 < gridDim.x) return;
+  wait_for_number(&counted, gridDim.x);
+  taken = counted = 0;
+"""
+
+
+def test_blocks_add_and_are_counted():
+    build = warpgroups.emulated(COUNTED_BODY, device=COUNTED_DEVICE, blocks=5)
+    for seed in range(6):
+        found = warpgroups.run(build, np.zeros(1, np.uint32), np.zeros(128, np.uint32), seed=seed)
+        np.testing.assert_array_equal(found.view(np.float32), 31.0 * np.arange(128))
+
+
 #: A thread that awaits what another one of its block leaves, in whatever order warps run.
 LEFT_IN_BLOCK_DEVICE = "__device__ int left[3];"
 LEFT_IN_BLOCK_BODY = """
@@ -1667,6 +1697,10 @@ MISUSES = [
     (
         "if (i == 5) wait_for_number(reinterpret_cast<int*>(out), 7);",
         r"thread 5: wait_for_number in line \d+ for 7, where 0 is: no block leaves it there",
+    ),
+    (
+        "if (i == 5) wait_for_any_number(reinterpret_cast<int*>(out));",
+        r"thread 5: wait_for_any_number in line \d+ for any, where 0 is: no block leaves it there",
     ),
     (
         "if (i == 5) discard_line(reinterpret_cast<float*>(out) + 4);",
