@@ -81,8 +81,13 @@ class GradientVariant(Variant):
 
     @property
     def hands_on_sums(self) -> bool:
-        """Whether blocks of keys hand on what they add up, in one order of keys, which the workspace tells of
-        each tile of rows."""
+        """Whether blocks of keys hand on what they add up, in an order of keys: for each tile of rows the
+        workspace tells how far that is."""
+        return False
+
+    @property
+    def adds_in_between(self) -> bool:
+        """Whether that order is one of the first keys and the last, between which blocks add as they come."""
         return False
 
     @property
@@ -158,6 +163,7 @@ class GradientVariant(Variant):
             "summed_columns": self.summed_columns(problem),
             "reads_sums": self.reads_sums,
             "hands_on_sums": self.hands_on_sums,
+            "adds_in_between": self.adds_in_between,
             "sums_across": self.sums_across,
             "sums_by_tiles": self.sums_by_tiles,
             "postprocess_rows": postprocess.rows_per_block,

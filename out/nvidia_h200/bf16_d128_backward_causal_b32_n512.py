@@ -225,7 +225,7 @@ GRADIENTS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = GRADIENTS[0].problem, GRADIENTS[0].variant, GRADIENTS[0].device
 MEASUREMENT = GRADIENTS[0].measurement
 
-_bound = Gradients(GRADIENTS, operator="attention_bf16_d128_backward_0d6ee1b3")
+_bound = Gradients(GRADIENTS, operator="attention_bf16_d128_backward_4c13bcd5")
 gradients, explain, use, register_torch = _bound.gradients, _bound.explain, _bound.use, _bound.register_torch
 
 if __name__ == "__main__":

@@ -81,12 +81,15 @@ class AdvisedParameters(RuledParameters):
 
     @rule("combination", after="sections", advisory=True)
     def _sections_differ(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if self.sections != EVEN or problem.layout.is_packed:
+        if self.sections != EVEN:
             return None
+        told = f"sections={self.sections}: "
+        if problem.layout.is_packed:
+            return told + "those of packed sequences are of one sequence's heads, which are few"
         heads, all_heads = self._heads_that_l2_holds(problem, limits), problem.batch * problem.num_kv_heads
         if 0 < heads < all_heads and all_heads % heads:
             return None
-        return f"sections={self.sections}: sections of {max(heads, 1)} of {all_heads} heads are as it is"
+        return told + f"{all_heads} heads are whole sections of {min(max(heads, 1), all_heads)} as it is"
 
     @rule("combination", after="finisher", advisory=True)
     def _a_warp_finishes_in_time(self, problem: Problem, limits: DeviceLimits) -> str | None:

@@ -692,7 +692,7 @@ def test_sections_have_as_many_heads_each() -> None:
     assert line in render(even, many, H200).source
     assert line not in render(held, many, H200).source
     assert even.advice(many, H200) is None
-    told = "combination: sections=even: sections of 9 of 72 heads are as it is"
+    told = "combination: sections=even: 72 heads are whole sections of 9 as it is"
     assert even.advice(replace(long, batch=18), H200) == told
     with pytest.raises(Illegal, match="sections=even: order=by_head has no sections"):
         replace(even, order="by_head").check(many, H200)

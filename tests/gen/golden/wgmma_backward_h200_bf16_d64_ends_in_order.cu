@@ -575,7 +575,7 @@ __device__ __forceinline__ float* query_sum_at(float* sums, int row_tile, int co
   const int lane = threadIdx.x % 32;
   return sums + (row_tile * 8LL + column_tile) * 128 + lane * 4;
 }
-// Of a head's tiles of rows, the tile of keys that adds to their sums next.
+// Of a head's tiles of rows, how many tiles of keys have added to their sums, or come before all that do.
 __device__ __forceinline__ int row_tiles_of(const AttentionArgs& args) {
   return (args.seqlen_q + kPassingRows - 1) / kPassingRows;
 }
