@@ -69,6 +69,22 @@ def test_gradients_of_the_same_bits_are_searched_for_among_kernels_that_make_the
     assert not fastest.entry.deterministic
 
 
+def test_gradients_of_the_same_bits_are_made_by_the_likes_of_tuned_kernels(monkeypatch):
+    """Where these add up in order at the ends alone; not expected to be as fast."""
+    monkeypatch.setattr(candidates, "_untuned", lambda *of: [])
+    known, limits = library.entries([library.shipped_folder()]), preset("h200")
+    unordered = [each for each in known if each.kernel.variant.to_dict().get("sums") == "ends_in_order"]
+    assert len(unordered) >= 7
+    for each in unordered:
+        problem, tuned = each.kernel.problem, each.kernel
+        assert not candidates.makes_same_bits(tuned.variant, problem, limits)
+        found = candidates.candidates(problem, limits, known, repeating=True)
+        assert found and all(candidates.makes_same_bits(one.variant, problem, limits) for one in found)
+        like = next(one for one in found if one.variant == tuned.variant.with_same_bits(problem))
+        assert like.record is None and not like.exact
+        assert like.predicted_us > tuned.measurement.median_us
+
+
 def test_numbers_of_no_weight_make_no_other_problem():
     known = library.entries([library.shipped_folder()])
     soft = next(each for each in known if each.kernel.problem.name.startswith("bf16_d256_softcap50"))
