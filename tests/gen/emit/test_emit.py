@@ -58,6 +58,7 @@ OF_OTHER_MODULES = {
     "role",
     "packed",
     "rotates",
+    "unordered",
     "of_keys",
     "keys_per_block",
     "makes",
