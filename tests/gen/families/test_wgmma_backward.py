@@ -38,6 +38,9 @@ H200 = PRESETS["h200"]
 PROBLEM = Problem(backward=True, dtype="bf16", num_q_heads=4, num_kv_heads=2)
 SMALL = WgmmaBackward(bc=64, br=32, rows=64, keys=32)
 APART = replace(SMALL, apart=True)
+IN_PARTS_THAT_STAY = WgmmaBackward(
+    br=128, schedule="ahead", parts=2, kept="registers", dq_path="bulk", meeting="late", turns="free"
+)
 COLUMNS = "sums by the copy engine, shared by columns"
 AHEAD = "scores of the next tile ahead"
 CLUSTER = "sums in a cluster, shared by rows"
@@ -147,15 +150,7 @@ WAYS: dict[str, tuple[WgmmaBackward, Problem]] = {
         replace(PROBLEM, head_dim=96, head_dim_v=72),
     ),
     STAYS_IN_PARTS: (
-        WgmmaBackward(
-            br=128,
-            schedule="ahead",
-            parts=2,
-            kept="registers",
-            dq_path="bulk",
-            meeting="late",
-            turns="free",
-        ),
+        IN_PARTS_THAT_STAY,
         replace(PROBLEM, head_dim=64, head_dim_v=40),
     ),
     "blocks stay, two of an SM, sums by threads": (
@@ -191,18 +186,7 @@ WAYS: dict[str, tuple[WgmmaBackward, Problem]] = {
         replace(PROBLEM, head_dim=128, head_dim_v=128),
     ),
     HANDED_ON_IN_PARTS: (
-        WgmmaBackward(
-            br=128,
-            schedule="ahead",
-            parts=2,
-            kept="registers",
-            dq_path="bulk",
-            meeting="late",
-            ranges="of_keys",
-            turns="free",
-            sums="handed_on",
-            walk="up",
-        ),
+        replace(IN_PARTS_THAT_STAY, ranges="of_keys", sums="handed_on", walk="up"),
         replace(PROBLEM, head_dim=64, head_dim_v=40),
     ),
     "handed on, one stage of all, by rows": (
@@ -232,18 +216,7 @@ WAYS: dict[str, tuple[WgmmaBackward, Problem]] = {
         replace(PROBLEM, head_dim=128, head_dim_v=128),
     ),
     ENDS_BEHIND: (
-        WgmmaBackward(
-            br=128,
-            schedule="ahead",
-            parts=2,
-            kept="registers",
-            dq_path="bulk",
-            meeting="late",
-            ranges="of_keys",
-            turns="free",
-            sums="ends_in_order",
-            finisher="producer",
-        ),
+        replace(IN_PARTS_THAT_STAY, ranges="of_keys", sums="ends_in_order", finisher="producer"),
         replace(PROBLEM, head_dim=64, head_dim_v=40),
     ),
     ENDS_UP: (

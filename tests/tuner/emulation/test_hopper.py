@@ -1230,9 +1230,8 @@ def test_bytes_side_by_side_are_loaded_and_floats_added():
     np.testing.assert_array_equal(found[24:].view(np.float32), 12.0 * np.arange(1, 33))
 
 
-#: Blocks that add to the same floats one behind the other, the first of them by storing its own.
-HANDED_DEVICE = "__device__ int taken, next_block;"
-HANDED_BODY = """
+#: A block's turn to add floats of its own to those that all add to: one thread's.
+TURN_BODY = """
   float* sums = reinterpret_cast<float*>(shared_bytes);
   __shared__ int number;
   if (i == 0) number = atomicAdd(&taken, 1);
@@ -1241,48 +1240,33 @@ HANDED_BODY = """
   fence_proxy_async();
   __syncthreads();
   if (i != 0) return;
-  wait_for_number(&next_block, number);
+  AWAIT
   float* there = reinterpret_cast<float*>(out);
   if (number == 0) bulk_store(there, sums, 512); else bulk_add(there, sums, 512);
   tma_commit();
   tma_wait<0>();
-  if (number + 1 == gridDim.x) taken = 0;
-  leave_number(&next_block, (number + 1) % gridDim.x);
+  TELL
 """
+#: One behind the other, the first of them by storing its own; or whoever comes, once that is there, and the
+#: last to come waits until all are counted.
+TURNS = {
+    "in order": (
+        "wait_for_number(&told, number);",
+        "if (number + 1 == gridDim.x) taken = 0; leave_number(&told, (number + 1) % gridDim.x);",
+    ),
+    "counted": (
+        "if (number > 0) wait_for_any_number(&told);",
+        "add_to_number(&told, 1); if (number + 1 < gridDim.x) return; wait_for_number(&told, gridDim.x);"
+        " taken = told = 0;",
+    ),
+}
 
 
-def test_blocks_hand_on_what_is_in_memory():
-    build = warpgroups.emulated(HANDED_BODY, device=HANDED_DEVICE, blocks=5)
-    for seed in range(6):
-        found = warpgroups.run(build, np.zeros(1, np.uint32), np.zeros(128, np.uint32), seed=seed)
-        np.testing.assert_array_equal(found.view(np.float32), 31.0 * np.arange(128))
-
-
-#: Whoever comes first stores, the others add once it has, and the last to come waits until all are counted.
-COUNTED_DEVICE = "__device__ int taken, counted;"
-COUNTED_BODY = """
-  float* sums = reinterpret_cast<float*>(shared_bytes);
-  __shared__ int number;
-  if (i == 0) number = atomicAdd(&taken, 1);
-  __syncthreads();
-  sums[i] = float(1 << number) * float(i);
-  fence_proxy_async();
-  __syncthreads();
-  if (i != 0) return;
-  float* there = reinterpret_cast<float*>(out);
-  if (number > 0) wait_for_any_number(&counted);
-  if (number == 0) bulk_store(there, sums, 512); else bulk_add(there, sums, 512);
-  tma_commit();
-  tma_wait<0>();
-  add_to_number(&counted, 1);
-  if (number + 1 < gridDim.x) return;
-  wait_for_number(&counted, gridDim.x);
-  taken = counted = 0;
-"""
-
-
-def test_blocks_add_and_are_counted():
-    build = warpgroups.emulated(COUNTED_BODY, device=COUNTED_DEVICE, blocks=5)
+@pytest.mark.parametrize("way", TURNS)
+def test_blocks_hand_on_what_is_in_memory(way):
+    waits, tells = TURNS[way]
+    body = TURN_BODY.replace("AWAIT", waits).replace("TELL", tells)
+    build = warpgroups.emulated(body, device="__device__ int taken, told;", blocks=5)
     for seed in range(6):
         found = warpgroups.run(build, np.zeros(1, np.uint32), np.zeros(128, np.uint32), seed=seed)
         np.testing.assert_array_equal(found.view(np.float32), 31.0 * np.arange(128))
