@@ -11,7 +11,7 @@ from types import MappingProxyType
 from .arguments import ArgumentStruct, struct_of
 from .handover.plan import Plan
 from .handover.workspace import Workspace
-from .launch import DEPENDENT_ARCH, LISTS_ROLE, MAIN_ROLE, Launch, repeats_bits
+from .launch import DEPENDENT_ARCH, LISTS_ROLE, MAIN_ROLE, Launch
 from .problem import Problem
 from .scored_tiles.lists import TileLists
 from .variant import Variant
@@ -63,7 +63,7 @@ class Kernel:
     @property
     def is_deterministic(self) -> bool:
         """Whether every run makes the same bits: no blocks add to the same memory as they come along."""
-        return repeats_bits(self.launches)
+        return self.variant.repeats_bits(self.launches)
 
     @property
     def has_tile_lists(self) -> bool:

@@ -112,8 +112,6 @@ class Launch:
     With ``shares_turn`` the blocks that ``max_blocks`` leaves share the keys of the tiles that are too few
     for another turn of theirs.
 
-    Blocks of an ``unordered`` one add to the same memory as they come along.
-
     A ``dependent`` one may begin before the launch in front of it in the same call has ended, and waits for
     that itself before it reads what others have written, or before it ends if that leaves nothing for it
     (`in_turn`).
@@ -145,7 +143,6 @@ class Launch:
     workspace_splits: int = 1
     wanted_blocks: int = 0
     shares_turn: bool = False
-    unordered: bool = False
     dependent: bool = False
 
     @property
@@ -287,4 +284,4 @@ def in_turn(launches: tuple[Launch, ...], arch: int) -> tuple[Launch, ...]:
 def repeats_bits(launches: Iterable[Launch]) -> bool:
     """Tells whether a kernel of those launches makes the same bits every run: no blocks add to the same
     memory as they come along."""
-    return all(each.role != POSTPROCESS_ROLE and not each.unordered for each in launches)
+    return all(each.role != POSTPROCESS_ROLE for each in launches)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any, ClassVar, Self, TypeVar
@@ -18,7 +18,7 @@ from .handover.plan import Plan
 from .handover.reach import LEFT_OUT, reach_launches, reach_regions
 from .handover.split_keys import a_warp_for_each_row, combine_launch, workspace_of_splits
 from .handover.workspace import Workspace
-from .launch import Launch
+from .launch import Launch, repeats_bits
 from .layout import knows_page_size
 from .limits import DeviceLimits
 from .problem import Problem
@@ -192,6 +192,15 @@ class Variant:
             return 0.0
         rows = problem.seqlen_q * (problem.group if self.packs_heads() else 1)
         return 4.0 * self.partial_floats(problem) * min(1.0, rows / (self.rows_per_block() or rows))
+
+    @property
+    def unordered(self) -> bool:
+        """Whether blocks of one launch add to what that turns into outputs as they come along."""
+        return False
+
+    def repeats_bits(self, launches: Iterable[Launch]) -> bool:
+        """Tells whether its kernel, of those launches, makes the same bits every run."""
+        return repeats_bits(launches) and not self.unordered
 
     def with_same_bits(self, problem: Problem) -> Self:
         """Returns the nearest variant whose kernel of a problem makes the same bits every run, as far as

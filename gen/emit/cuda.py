@@ -118,7 +118,6 @@ def _launch_facts(launch: Launch) -> dict[str, Any]:
         "workspace_splits",
         "wanted_blocks",
         "shares_turn",
-        "unordered",
         "keys_per_block",
         "makes",
         "dependent",

@@ -505,8 +505,8 @@ def counted_by(kernel: Kernel) -> tuple[str, ...]:
 
 #: Grids are as if there were a new row for each query: blocks that append take more where there are more.
 _GRID_OF_NEW = {"seqlen_new": "seqlen_q", "total_new": "total_q"}
-#: Of a launch's fields its maps, its role, which its function's name tells, and what problem or module tell.
-_TOLD_APART = ("tensor_maps", "role", "packed", "rotates", "of_keys", "keys_per_block", "unordered")
+#: Of a launch's fields its maps, its role, which its function's name tells, and what the problem tells.
+_TOLD_APART = ("tensor_maps", "role", "packed", "rotates", "of_keys", "keys_per_block")
 
 
 def _numbers(launch: Launch) -> dict[str, Any]:

@@ -91,6 +91,10 @@ class GradientVariant(Variant):
         return False
 
     @property
+    def unordered(self) -> bool:
+        return self.adds_in_between
+
+    @property
     def sums_across(self) -> bool:
         """Whether what they add up lies in memory as tensor cores leave it where they make queries' gradients
         the other way round, a row for each column of these."""

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ...gen.launch import repeats_bits
 from ...gen.limits import DeviceLimits
 from ...gen.problem import Problem
 from ...gen.variant import Variant
@@ -123,7 +122,7 @@ def _tuned(
 
 def makes_same_bits(variant: Variant, problem: Problem, limits: DeviceLimits) -> bool:
     """Whether a variant's kernel makes the same bits every run."""
-    return repeats_bits(variant.launches(problem, limits))
+    return variant.repeats_bits(variant.launches(problem, limits))
 
 
 def _untuned(

@@ -144,7 +144,7 @@ class WgmmaBackward(UsedTiles, AdvisedParameters):
             return replace(launch, rows_per_block=None, heads_per_block=self.heads, cluster=self.cluster)
         if self.persistent:
             blocks = limits.blocks_at_once(self.min_blocks, self.cluster)
-            return replace(launch, max_blocks=blocks, cluster=self.cluster, unordered=self.adds_in_between)
+            return replace(launch, max_blocks=blocks, cluster=self.cluster)
         return launch
 
     def launches(self, problem: Problem, limits: DeviceLimits) -> tuple[Launch, ...]:

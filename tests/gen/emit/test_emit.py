@@ -58,7 +58,6 @@ OF_OTHER_MODULES = {
     "role",
     "packed",
     "rotates",
-    "unordered",
     "of_keys",
     "keys_per_block",
     "makes",
