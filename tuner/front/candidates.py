@@ -24,8 +24,8 @@ from .asked import in_steps
 UNTUNED = 8
 #: What a prediction is multiplied by of a variant that nobody timed: it is seldom as good as it looks.
 UNTRIED = 1.05
-#: And a tuned one's time, at least, of its like that makes the same bits every run: of seven on an H200 1.01
-#: to 1.08.
+#: And a tuned one's time, at least, of its like that makes the same bits every run: of seven on an H200 1.00
+#: to 1.07.
 IN_ORDER = 1.03
 
 
