@@ -41,7 +41,8 @@ def smem_bytes(variant: Parameters, problem: Problem) -> int:
         of_rows = ITEM_BYTES["f32"] * variant.br * problem.head_dim
         moved = max(of_rows, CHUNK_BYTES * variant.bc * max(d, dv))
         sums = 2 * _storage(moved, 0)
-        barriers += 2 * (MOVER_WORDS - variant.finishes_behind) + TURN_WORDS + variant.finishes_behind
+        # Who finishes behind has a word; then neither mover says where sums end.
+        barriers += 2 * MOVER_WORDS + TURN_WORDS - variant.finishes_behind
     if variant.sums_in_cluster:
         sums = ITEM_BYTES["f32"] * variant.sum_stages * variant.br * problem.head_dim
         barriers += 1 + 2 * variant.sum_stages
