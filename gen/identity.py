@@ -43,6 +43,7 @@ SAME_MACHINE_CODE: Mapping[str, tuple[str, ...]] = {
         "f0e318aeff78bcbb",
         "61d26192bf9ce749",
         "f66e89cfc03343f0",
+        "dbb449f160e9411b",
     ),
 }
 #: The identities that kernels of version 0.1.0 had, whose studies do not say so, by family.

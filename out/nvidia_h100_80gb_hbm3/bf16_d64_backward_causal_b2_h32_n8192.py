@@ -144,6 +144,7 @@ GRADIENTS: tuple[Tuned, ...] = (
             "second": "behind",
             "sections": "held",
             "finisher": "consumers",
+            "writer": "producer",
         },
         device={
             "name": "NVIDIA H100 80GB HBM3",

@@ -143,6 +143,7 @@ GRADIENTS: tuple[Tuned, ...] = (
             "second": "behind",
             "sections": "held",
             "finisher": "consumers",
+            "writer": "producer",
         },
         device={
             "name": "NVIDIA H200",

@@ -144,6 +144,7 @@ GRADIENTS: tuple[Tuned, ...] = (
             "second": "behind",
             "sections": "even",
             "finisher": "consumers",
+            "writer": "producer",
         },
         device={
             "name": "NVIDIA H200",

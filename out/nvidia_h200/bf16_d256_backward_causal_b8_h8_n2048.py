@@ -144,6 +144,7 @@ GRADIENTS: tuple[Tuned, ...] = (
             "second": "beside",
             "sections": "held",
             "finisher": "consumers",
+            "writer": "producer",
         },
         device={
             "name": "NVIDIA H200",

@@ -26,9 +26,10 @@
 //   sums = ends_in_order       who adds to queries' gradients next: whoever comes, whose keys are next, or ends alone in order
 //   last_turn = shared         tiles of keys left for fewer blocks than stay: one takes each, or several share its rows
 //   sections = even            heads of a section: as many as L2 holds, thrice as many, or at most that, as many in each
+//   writer = consumers         who has gradients of keys written, where sums are handed on: the producer, or consumers
 //
-// Measured on NVIDIA H200, batch 8, 32 heads, 2048 rows, without a mask: 1.306 ms (median), spread 0.3 %,
-// 526.3 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.5e-03.
+// Measured on NVIDIA H200, batch 8, 32 heads, 2048 rows, without a mask: 1.266 ms (median), spread 0.2 %,
+// 542.9 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.5e-03.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -44,7 +45,7 @@
 //         --set parts=2 --set kept=registers --set q_stages=2 --set dout_stages=2 --set dq_path=bulk \
 //         --set ds_stages=2 --set rows=128 --set keys=64 --set k_stages=2 --set v_stages=2 \
 //         --set order=by_section --set meeting=late --set turns=free --set sums=ends_in_order \
-//         --set last_turn=shared --set sections=even
+//         --set last_turn=shared --set sections=even --set writer=consumers
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -106,7 +107,6 @@ constexpr int kHandedBarrier = 2;  // and those behind it, named, of each consum
 // What becomes of a block's sums of a tile of rows: others add to them, or they are gradients with those of all other keys,
 // or they alone.
 constexpr int kHandedOn = 0, kLast = 1, kOnly = 2;
-constexpr int kMostChunks = 1;  // of gradients of keys or of values
 // A query head, where memory has its sums and, of its tiles of rows, whose keys are next.
 struct HandedHead {
   int number;
@@ -120,8 +120,8 @@ struct HandedTurn {
   int batch, kv_head, first_key, keys_before, first_row, of_head, end_before, first_behind;
   HandedHead first_head;
   int end_head;
-  int kept;  // gradients of keys and of values, which a turn writes unless it hands on sums of these
 };
+constexpr int kSentBarrier = 4;  // and those behind it, named, of each consumer: what its warps sent has been read
 constexpr long long kSectionBytes = 37748736;  // of L2, for what passes by
 constexpr int kRowBox = 128, kKeyBox = 128;  // rows and keys that one copy brings
 constexpr int kStatisticsRows = 32, kStatisticsThreads = 256;
@@ -144,10 +144,9 @@ struct SharedStorage {
   alignas(1024) PassingRows dout[kDoutStages][kDvChunks];
   alignas(1024) PassingRows gradients[kDsStages][kBc / kChunk];  // of scores, a row for each query row
   // What is moved, by who moves it: sums of a tile of rows as they lie in memory, on their way there or from there, or
-  // the gradients that they make, a warp's where its sums were; or gradients of the keys or the values of a turn.
-  union alignas(1024) {
+  // the gradients that they make, a warp's where its sums were.
+  struct alignas(1024) {
     float sums[kPassingRows * kD];
-    KeptKeys kept[kMostChunks];
   } moved[2];
   alignas(16) float lse[kQStages][kPassingRows], delta[kDoutStages][kPassingRows];
   // A stage is full once its bytes have arrived, and empty once every warp of consumers has done with it.
@@ -882,6 +881,26 @@ __device__ __forceinline__ void store_rows(const float (&sum)[n], float factor, 
   }
 }
 
+// Has the copy engine write a warp's sixteen rows of gradients, times a factor, from `first_row` on, by way of shared
+// memory that only the warp has need of and what was there has gone from: chunks of columns, which begin so many elements apart.
+template <int n>
+__device__ __forceinline__ void send_rows(
+    const CUtensorMap* map, Element* staged, int apart, const float (&sum)[n], float factor, int first_row, int head,
+    int batch) {
+  const bool sends = threadIdx.x % 32 == 0;
+  store_rows(sum, factor, [&](int row, int piece) {
+    return staged + piece / 8 * apart + row * kChunk + (piece % 8 ^ row % 8) * 8;
+  });
+  fence_proxy_async();
+  __syncwarp();
+  if (!sends) return;
+#pragma unroll
+  for (int column = 0; column < 2 * n; column += kChunk) {
+    tma_store(map, staged + column / kChunk * apart, column, first_row, head, batch);
+  }
+  tma_commit();
+}
+
 // Brings a consumer's gradients of scores to shared memory, where a row has those of 64 keys.
 __device__ __forceinline__ void store_gradients(
     Element* tile, const unsigned (&gradients)[kWeighedRows / 16][4]) {
@@ -970,26 +989,13 @@ __device__ __forceinline__ void hand_on_share(
   leave_to_mover(smem, pipe);
 }
 
-// Has a consumer's gradients of keys or of values, times a factor, where they are moved from; `first`: their first row.
-template <int n>
-__device__ __forceinline__ void leave_rows(
-    SharedStorage& smem, PipelineState<2>& pipe, int first, const float (&sum)[n], float factor) {
-  barrier_wait(&smem.movers[pipe.stage].open, pipe.phase);
-  KeptKeys* const tile = smem.moved[pipe.stage].kept;
-  const int first_of_warp = first + threadIdx.x % kWarpgroup / 32 * 16;
-  store_rows(sum, factor, [&](int row, int piece) {
-    return tile[piece / 8] + (first_of_warp + row) * kChunk + (piece % 8 ^ row % 8) * 8;
-  });
-  leave_to_mover(smem, pipe);
-}
-
 // What movers are told of a turn.
 __device__ __forceinline__ HandedTurn find_handed(const AttentionArgs& args, const Turn& turn) {
   const int group = args.num_q_heads / args.num_kv_heads, head = turn.kv_head * group;
   const int keys_before = turn.first_key / kBc;
   const HandedHead first{head, query_sums_of(args, turn.batch, head), next_keys_of(args, turn.batch, head)};
   HandedTurn found{turn.batch, turn.kv_head, turn.first_key, keys_before, turn.first_row, max(turn.of_head, 0), 0, 0x7fffffff,
-                   first, head + group, turn.is_last ? 2 : 0};
+                   first, head + group};
   int first_row, end_row;
   if (turn.first_key > 0) {
     find_rows(args, turn.batch, turn.first_key - kBc, turn.first_key, first_row, end_row);
@@ -1014,16 +1020,8 @@ __device__ __forceinline__ void write_queries(
   }
 }
 
-// Starts to write those of a turn's keys, or values.
-__device__ __forceinline__ void write_keys(
-    const CUtensorMap* map, const KeptKeys* tile, int chunks, const HandedTurn& turn) {
-#pragma unroll 1
-  for (int i = 0; i < chunks; ++i) tma_store(map, tile[i], i * kChunk, turn.first_key, turn.kv_head, turn.batch);
-}
-
 // The part of one of two threads, of every other tile of rows of a block's turns: opens shared memory of its own for a
-// tile's sums, with those of all others where these end there, and has moved what becomes of them. Behind the last head's
-// tiles of a turn come its gradients of keys and of values.
+// tile's sums, with those of all others where these end there, and has moved what becomes of them.
 __device__ __forceinline__ void hand_on_sums(
     const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, int number) {
   auto& moved = smem.moved[number];
@@ -1058,20 +1056,7 @@ __device__ __forceinline__ void hand_on_sums(
         head.sums += num_query_sums(args);
         head.next_keys += row_tiles_of(args);
       }
-      if (head.number == turn.end_head) {
-        if (nth >= turn.kept) break;
-        barrier_arrive(&mover.open);
-        tell();
-        barrier_wait(&mover.done, phase);
-        if (nth == 0) {
-          write_keys(&maps.dk, moved.kept, kDChunks, turn);
-        } else {
-          write_keys(&maps.dv, moved.kept, kDvChunks, turn);
-        }
-        tma_commit();
-        tma_wait_read<0>();
-        continue;
-      }
+      if (head.number == turn.end_head) break;
       const int first = turn.first_row + (turn.of_head - 1 - nth) * kPassingRows;
       const bool begins = first >= turn.end_before, ends = first < turn.first_behind;
       int* const next_keys = head.next_keys + first / kPassingRows;
@@ -1103,8 +1088,7 @@ __device__ __forceinline__ void hand_on_sums(
       mover.told = next_keys;
       mover.counted = begins ? turn.keys_before + 1 : 1;
     }
-    tell();  // of a slice that writes nothing, nothing comes behind its tiles
-    nth -= turn.kept;
+    tell();  // nothing comes behind its tiles
   }
 }
 
@@ -1367,6 +1351,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       const auto nothing = [] {};
       const auto wait_for_all = [] { wgmma_wait<0>(); };
       make_gradients(0, nothing, nothing, wait_for_all);
+      // What was sent of the turn before has gone from where gradients of scores are stored now.
+      if (lane == 0) tma_wait_read<0>();
+      named_barrier_sync(kSentBarrier + consumer, kWarpgroup);
       {
         unsigned gradients[kWeighedRows / 16][4];
         pack_weights(gradient, gradients);
@@ -1444,8 +1431,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       kept_phase ^= 1;
     }
     if (complete_sums(args, number, sum_k, sum_v, consumer)) {
-      leave_rows(smem, sums_pipe, own, sum_k, args.scale);
-      leave_rows(smem, sums_pipe, own, sum_v, 1.0f);
+      const HandedTurn& made = smem.handed[next_phase ^ 1];
+      const int first_made = made.first_key + own + warp % 4 * 16;
+      Element* const staged = smem.gradients[ds_pipe.stage][consumer] + warp % 4 * 16 * kChunk;
+      if (lane == 0) tma_wait_read<0>();  // of a turn before without rows
+      __syncwarp();
+      send_rows(&maps.dk, staged, 64 * kChunk, sum_k, args.scale, first_made, made.kv_head, made.batch);
+      send_rows(&maps.dv, staged + kDChunks * 64 * kChunk, 64 * kChunk, sum_v, 1.0f, first_made, made.kv_head, made.batch);
     }
     barrier_wait(&smem.next_full, next_phase);
     number = smem.next;
@@ -1453,6 +1445,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     release(&smem.next_empty);
     next_phase ^= 1;
   }
+  tma_wait_read<0>();
 }
 
 #ifndef __CUDACC_RTC__
@@ -1560,12 +1553,12 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& b
   if (dq_status != cudaSuccess) return dq_status;
   const cudaError_t dk_status = encode_map(
       &maps.dk, any_keys ? args->dk : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->dk_stride_row, args->dk_stride_head, args->dk_stride_batch}, 64, 128,
+      {args->dk_stride_row, args->dk_stride_head, args->dk_stride_batch}, 64, 16,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (dk_status != cudaSuccess) return dk_status;
   const cudaError_t dv_status = encode_map(
       &maps.dv, any_keys ? args->dv : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->dv_stride_row, args->dv_stride_head, args->dv_stride_batch}, 64, 128,
+      {args->dv_stride_row, args->dv_stride_head, args->dv_stride_batch}, 64, 16,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (dv_status != cudaSuccess) return dv_status;
   constexpr size_t smem_bytes = sizeof(SharedStorage);
@@ -1610,4 +1603,4 @@ extern "C" int attention_bf16_d64_backward(const AttentionArgs* args, cudaStream
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 8, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "registers", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_section", "meeting": "late", "ranges": "of_rows", "min_blocks": 1, "turns": "free", "sums": "ends_in_order", "walk": "down", "far_keys": "walked", "last_turn": "shared", "second": "behind", "sections": "even", "finisher": "consumers"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 232448, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "c7a4603f13e980f2", "figures": [2485, 1119]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 8, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "registers", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_section", "meeting": "late", "ranges": "of_rows", "min_blocks": 1, "turns": "free", "sums": "ends_in_order", "walk": "down", "far_keys": "walked", "last_turn": "shared", "second": "behind", "sections": "even", "finisher": "consumers", "writer": "consumers"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 232448, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "b0ad8c3f262fb4e2", "figures": [2605, 1142]}

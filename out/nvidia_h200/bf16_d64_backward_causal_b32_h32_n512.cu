@@ -23,11 +23,11 @@
 //   order = by_section         blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
 //   ranges = of_keys           what masks are told by: the keys that each row sees, or the rows that see each key
 //   turns = free               tiles of keys that a block takes: one, or each so-manieth, or the next whenever it is free
-//   sums = handed_on           who adds to queries' gradients next: whoever comes, whose keys are next, or ends alone in order
-//   walk = up                  rows that pass by, where sums are handed on: from the last one down, or up
+//   sums = ends_in_order       who adds to queries' gradients next: whoever comes, whose keys are next, or ends alone in order
+//   writer = consumers         who has gradients of keys written, where sums are handed on: the producer, or consumers
 //
-// Measured on NVIDIA H200, batch 32, 32 heads, 512 rows, with a causal mask: 331.7 us (median), spread 0.4 %,
-// 259.0 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.3e-03.
+// Measured on NVIDIA H200, batch 32, 32 heads, 512 rows, with a causal mask: 321.9 us (median), spread 1.2 %,
+// 266.9 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.4e-03.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -42,7 +42,8 @@
 //         --family wgmma-backward --set bc=128 --set apart=false --set br=128 --set schedule=ahead \
 //         --set parts=2 --set kept=registers --set q_stages=2 --set dout_stages=2 --set dq_path=bulk \
 //         --set ds_stages=2 --set rows=128 --set keys=64 --set k_stages=2 --set v_stages=2 \
-//         --set order=by_section --set ranges=of_keys --set turns=free --set sums=handed_on --set walk=up
+//         --set order=by_section --set ranges=of_keys --set turns=free --set sums=ends_in_order \
+//         --set writer=consumers
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -102,7 +103,6 @@ constexpr int kGradientsBarrier = 1;  // named: all consumers have written their
 // What becomes of a block's sums of a tile of rows: others add to them, or they are gradients with those of all other keys,
 // or they alone.
 constexpr int kHandedOn = 0, kLast = 1, kOnly = 2;
-constexpr int kMostChunks = 1;  // of gradients of keys or of values
 // A query head, where memory has its sums and, of its tiles of rows, whose keys are next.
 struct HandedHead {
   int number;
@@ -117,6 +117,7 @@ struct HandedTurn {
   HandedHead first_head;
   int end_head;
 };
+constexpr int kSentBarrier = 4;  // and those behind it, named, of each consumer: what its warps sent has been read
 constexpr long long kSectionBytes = 37748736;  // of L2, for what passes by
 constexpr int kRowBox = 128, kKeyBox = 128;  // rows and keys that one copy brings
 constexpr int kStatisticsRows = 32, kStatisticsThreads = 256;
@@ -139,10 +140,9 @@ struct SharedStorage {
   alignas(1024) PassingRows dout[kDoutStages][kDvChunks];
   alignas(1024) PassingRows gradients[kDsStages][kBc / kChunk];  // of scores, a row for each query row
   // What is moved, by who moves it: sums of a tile of rows as they lie in memory, on their way there or from there, or
-  // the gradients that they make, a warp's where its sums were; or gradients of the keys or the values of a turn.
-  union alignas(1024) {
+  // the gradients that they make, a warp's where its sums were.
+  struct alignas(1024) {
     float sums[kPassingRows * kD];
-    KeptKeys kept[kMostChunks];
   } moved[2];
   alignas(16) float lse[kQStages][kPassingRows], delta[kDoutStages][kPassingRows];
   // A stage is full once its bytes have arrived, and empty once every warp of consumers has done with it.
@@ -154,6 +154,7 @@ struct SharedStorage {
   struct Mover {
     Barrier open, done;  // once it is known what becomes of sums, and once every warp of consumers has done it
     int become;
+    int counted;  // the tiles of keys that others are told of: a row's first one is told with those before it
     float* ended;  // where memory has sums that end here
     // Its own, whose thread has few registers: the head that is next, where others are told of sums, once these are in
     // memory, and the phase in which the next turn comes.
@@ -306,6 +307,15 @@ __device__ __forceinline__ void wait_for_number(const int* place, int number) {
   asm volatile("fence.proxy.async.global;" : : : "memory");
 }
 
+// Waits until another block has left any number but 0 there.
+__device__ __forceinline__ void wait_for_any_number(const int* place) {
+  int there;
+  do {
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(there) : "l"(__cvta_generic_to_global(place)) : "memory");
+  } while (there == 0);
+  asm volatile("fence.proxy.async.global;" : : : "memory");
+}
+
 // Says that nobody reads 128 bytes of memory any more, a line of L2, which then need not write them.
 __device__ __forceinline__ void discard_line(float* line) {
   asm volatile("discard.global.L2 [%0], 128;" : : "l"(__cvta_generic_to_global(line)) : "memory");
@@ -314,6 +324,14 @@ __device__ __forceinline__ void discard_line(float* line) {
 // Leaves a number for whoever waits for it.
 __device__ __forceinline__ void leave_number(int* place, int number) {
   asm volatile("st.release.gpu.global.s32 [%0], %1;"
+               :
+               : "l"(__cvta_generic_to_global(place)), "r"(number)
+               : "memory");
+}
+
+// Adds to the number that is there, beside others who do.
+__device__ __forceinline__ void add_to_number(int* place, int number) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], %1;"
                :
                : "l"(__cvta_generic_to_global(place)), "r"(number)
                : "memory");
@@ -575,7 +593,7 @@ __device__ __forceinline__ float* query_sum_at(float* sums, int row_tile, int co
   const int lane = threadIdx.x % 32;
   return sums + (row_tile * 8LL + column_tile) * 128 + lane * 4;
 }
-// Of a head's tiles of rows, the tile of keys that adds to their sums next.
+// Of a head's tiles of rows, how many tiles of keys have added to their sums, or come before all that do.
 __device__ __forceinline__ int row_tiles_of(const AttentionArgs& args) {
   return (args.seqlen_q + kPassingRows - 1) / kPassingRows;
 }
@@ -711,13 +729,13 @@ struct Turn {
 
   __device__ __forceinline__ Turn(const AttentionArgs& args, int number) {
     const int tiles = tiles_of_keys(args), group = args.num_q_heads / args.num_kv_heads;
-    // Heads one section behind the other, of which L2 has what passes by; of a section the last tiles first.
+    // Heads one section behind the other, of which L2 has what passes by; of a section the heaviest tiles first.
     const int all_heads = args.batch * args.num_kv_heads;
     const long long passing = 1LL * group * args.seqlen_q * (kD * 6 + kDv * 2);  // bytes, of a head
     const int section = max(1, int(min(kSectionBytes / max(passing, 1LL), 1LL * all_heads)));
     const int before = number / (tiles * section) * section, nth = number - tiles * before;
     const int beside = min(section, all_heads - before), nth_head = before + nth % beside;
-    first_key = (tiles - 1 - nth / beside) * kBc;
+    first_key = nth / beside * kBc;
     kv_head = nth_head % args.num_kv_heads;
     batch = nth_head / args.num_kv_heads;
     end_key = min(first_key + kBc, args.seqlen_k);
@@ -754,6 +772,26 @@ __device__ __forceinline__ void store_rows(const float (&sum)[n], float factor, 
     Element* const place = place_of(lane % 16, i / 4 + lane / 16);
     stmatrix_x4(place, m);
   }
+}
+
+// Has the copy engine write a warp's sixteen rows of gradients, times a factor, from `first_row` on, by way of shared
+// memory that only the warp has need of and what was there has gone from: chunks of columns, which begin so many elements apart.
+template <int n>
+__device__ __forceinline__ void send_rows(
+    const CUtensorMap* map, Element* staged, int apart, const float (&sum)[n], float factor, int first_row, int head,
+    int batch) {
+  const bool sends = threadIdx.x % 32 == 0;
+  store_rows(sum, factor, [&](int row, int piece) {
+    return staged + piece / 8 * apart + row * kChunk + (piece % 8 ^ row % 8) * 8;
+  });
+  fence_proxy_async();
+  __syncwarp();
+  if (!sends) return;
+#pragma unroll
+  for (int column = 0; column < 2 * n; column += kChunk) {
+    tma_store(map, staged + column / kChunk * apart, column, first_row, head, batch);
+  }
+  tma_commit();
 }
 
 // Brings a consumer's gradients of scores to shared memory, where a row has those of 64 keys.
@@ -844,23 +882,10 @@ __device__ __forceinline__ void hand_on_share(
   leave_to_mover(smem, pipe);
 }
 
-// Has a consumer's gradients of keys or of values, times a factor, where they are moved from; `first`: their first row.
-template <int n>
-__device__ __forceinline__ void leave_rows(
-    SharedStorage& smem, PipelineState<2>& pipe, int first, const float (&sum)[n], float factor) {
-  barrier_wait(&smem.movers[pipe.stage].open, pipe.phase);
-  KeptKeys* const tile = smem.moved[pipe.stage].kept;
-  const int first_of_warp = first + threadIdx.x % kWarpgroup / 32 * 16;
-  store_rows(sum, factor, [&](int row, int piece) {
-    return tile[piece / 8] + (first_of_warp + row) * kChunk + (piece % 8 ^ row % 8) * 8;
-  });
-  leave_to_mover(smem, pipe);
-}
-
 // What movers are told of a turn.
 __device__ __forceinline__ HandedTurn find_handed(const AttentionArgs& args, const Turn& turn) {
   const int group = args.num_q_heads / args.num_kv_heads, head = turn.kv_head * group;
-  const int keys_before = Turn::tiles_of_keys(args) - 1 - turn.first_key / kBc;
+  const int keys_before = turn.first_key / kBc;
   const HandedHead first{head, query_sums_of(args, turn.batch, head), next_keys_of(args, turn.batch, head)};
   HandedTurn found{turn.batch, turn.kv_head, turn.first_key, keys_before, turn.first_row, max(turn.of_head, 0), 0, 0x7fffffff,
                    first, head + group};
@@ -888,16 +913,8 @@ __device__ __forceinline__ void write_queries(
   }
 }
 
-// Starts to write those of a turn's keys, or values.
-__device__ __forceinline__ void write_keys(
-    const CUtensorMap* map, const KeptKeys* tile, int chunks, const HandedTurn& turn) {
-#pragma unroll 1
-  for (int i = 0; i < chunks; ++i) tma_store(map, tile[i], i * kChunk, turn.first_key, turn.kv_head, turn.batch);
-}
-
 // The part of one of two threads, of every other tile of rows of a block's turns: opens shared memory of its own for a
-// tile's sums, with those of all others where these end there, and has moved what becomes of them. Behind the last head's
-// tiles of a turn come its gradients of keys and of values.
+// tile's sums, with those of all others where these end there, and has moved what becomes of them.
 __device__ __forceinline__ void hand_on_sums(
     const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, int number) {
   auto& moved = smem.moved[number];
@@ -921,7 +938,7 @@ __device__ __forceinline__ void hand_on_sums(
     const auto tell = [&] {
       if (mover.told == nullptr) return;
       tma_wait<0>();
-      leave_number(mover.told, turn.keys_before + 1);
+      add_to_number(mover.told, mover.counted);
       mover.told = nullptr;
     };
 #pragma unroll 1
@@ -932,22 +949,9 @@ __device__ __forceinline__ void hand_on_sums(
         head.sums += num_query_sums(args);
         head.next_keys += row_tiles_of(args);
       }
-      if (head.number == turn.end_head) {
-        if (nth >= 2) break;
-        barrier_arrive(&mover.open);
-        tell();
-        barrier_wait(&mover.done, phase);
-        if (nth == 0) {
-          write_keys(&maps.dk, moved.kept, kDChunks, turn);
-        } else {
-          write_keys(&maps.dv, moved.kept, kDvChunks, turn);
-        }
-        tma_commit();
-        tma_wait_read<0>();
-        continue;
-      }
-      const int first = turn.first_row + nth * kPassingRows;
-      const bool begins = first < turn.first_behind, ends = first >= turn.end_before;
+      if (head.number == turn.end_head) break;
+      const int first = turn.first_row + (turn.of_head - 1 - nth) * kPassingRows;
+      const bool begins = first >= turn.end_before, ends = first < turn.first_behind;
       int* const next_keys = head.next_keys + first / kPassingRows;
       mover.become = !ends ? kHandedOn : begins ? kOnly : kLast;
       if (ends && !begins) {
@@ -961,7 +965,7 @@ __device__ __forceinline__ void hand_on_sums(
         // Consumers need not wait for what is told to others.
         barrier_arrive(&mover.open);
         tell();
-        if (!begins) wait_for_number(next_keys, turn.keys_before);
+        if (!begins) wait_for_any_number(next_keys);
       }
       barrier_wait(&mover.done, phase);
       if (ends) {
@@ -975,8 +979,9 @@ __device__ __forceinline__ void hand_on_sums(
       tma_commit();
       tma_wait_read<0>();
       mover.told = next_keys;
+      mover.counted = begins ? turn.keys_before + 1 : 1;
     }
-    nth -= 2;
+    tell();  // nothing comes behind its tiles
   }
 }
 
@@ -1102,7 +1107,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll 1
       for (int head = turn.kv_head * group; head < (turn.kv_head + 1) * group; ++head) {
 #pragma unroll 1
-        for (int n = 0, first = turn.first_row; n < turn.of_head; ++n, first += kPassingRows) {
+        for (int first = turn.first_row + (turn.of_head - 1) * kPassingRows; first >= turn.first_row; first -= kPassingRows) {
           Barrier* const q_full = &smem.q_full[q_pipe.stage];
           barrier_wait(&smem.q_empty[q_pipe.stage], q_pipe.phase ^ 1);
           barrier_expect(q_full, sizeof(smem.q[0]) + sizeof(smem.lse[0]));
@@ -1163,7 +1168,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     const unsigned long long all_keys = descriptor(smem.k, sizeof(KeptKeys));
     int left = of_head * group;  // tiles
     if (left > 0) {
-      int head = kv_head * group, first = first_row;
+      int head = kv_head * group, first = first_row + (of_head - 1) * kPassingRows;
       float gradient[kWeighedRows / 2];
       // Makes the gradients of the scores of a part of a tile, and adds what it makes of those of values;
       // `beside_scores` is done while scores are made, `beside_others` while gradients of weights are.
@@ -1237,6 +1242,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       take_kept(kept_k, smem.k, own);
       take_kept(kept_v, smem.v, own);
       make_gradients(0, [] {}, [] {});
+      // What was sent of the turn before has gone from where gradients of scores are stored now.
+      if (lane == 0) tma_wait_read<0>();
+      named_barrier_sync(kSentBarrier + consumer, kWarpgroup);
 #pragma unroll 1
       while (true) {
         {
@@ -1259,9 +1267,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         float shares[kShareTiles][kShareColumns / 2];
         start_shares(shares, descriptor(smem.gradients[ds_stage][0] + share_row * kChunk), all_keys);
         q_pipe.advance();
-        first += kPassingRows;
-        const bool other_head = first >= first_row + of_head * kPassingRows;
-        if (other_head) first = first_row, ++head;
+        first -= kPassingRows;
+        if (first < first_row) first = first_row + (of_head - 1) * kPassingRows, ++head;
         make_gradients(
             0,
             [&] {
@@ -1294,14 +1301,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       release(&smem.kept_empty);
       kept_phase ^= 1;
     }
-    leave_rows(smem, sums_pipe, own, sum_k, args.scale);
-    leave_rows(smem, sums_pipe, own, sum_v, 1.0f);
+    const HandedTurn& made = smem.handed[next_phase ^ 1];
+    const int first_made = made.first_key + own + warp % 4 * 16;
+    Element* const staged = smem.gradients[ds_stage][consumer] + warp % 4 * 16 * kChunk;
+    if (lane == 0) tma_wait_read<0>();  // of a turn before without rows
+    __syncwarp();
+    send_rows(&maps.dk, staged, 64 * kChunk, sum_k, args.scale, first_made, made.kv_head, made.batch);
+    send_rows(&maps.dv, staged + kDChunks * 64 * kChunk, 64 * kChunk, sum_v, 1.0f, first_made, made.kv_head, made.batch);
     barrier_wait(&smem.next_full, next_phase);
     number = smem.next;
     __syncwarp();
     release(&smem.next_empty);
     next_phase ^= 1;
   }
+  tma_wait_read<0>();
 }
 
 #ifndef __CUDACC_RTC__
@@ -1409,12 +1422,12 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& b
   if (dq_status != cudaSuccess) return dq_status;
   const cudaError_t dk_status = encode_map(
       &maps.dk, any_keys ? args->dk : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->dk_stride_row, args->dk_stride_head, args->dk_stride_batch}, 64, 128,
+      {args->dk_stride_row, args->dk_stride_head, args->dk_stride_batch}, 64, 16,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (dk_status != cudaSuccess) return dk_status;
   const cudaError_t dv_status = encode_map(
       &maps.dv, any_keys ? args->dv : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->dv_stride_row, args->dv_stride_head, args->dv_stride_batch}, 64, 128,
+      {args->dv_stride_row, args->dv_stride_head, args->dv_stride_batch}, 64, 16,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (dv_status != cudaSuccess) return dv_status;
   constexpr size_t smem_bytes = sizeof(SharedStorage);
@@ -1459,4 +1472,4 @@ extern "C" int attention_bf16_d64_backward(const AttentionArgs* args, cudaStream
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 512, "seqlen_k": 512, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "registers", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_section", "meeting": "at_once", "ranges": "of_keys", "min_blocks": 1, "turns": "free", "sums": "handed_on", "walk": "up", "far_keys": "walked", "last_turn": "whole", "second": "behind", "sections": "held", "finisher": "consumers"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 232448, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "62aad01acf48ccce", "figures": [2336, 1094]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 512, "seqlen_k": 512, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "registers", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_section", "meeting": "at_once", "ranges": "of_keys", "min_blocks": 1, "turns": "free", "sums": "ends_in_order", "walk": "down", "far_keys": "walked", "last_turn": "whole", "second": "behind", "sections": "held", "finisher": "consumers", "writer": "consumers"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 232448, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "ac4f8dd26d1efc82", "figures": [2349, 1120]}

@@ -13,7 +13,7 @@
 //   br = 128                   query rows that pass by them
 //   schedule = ahead           when weights are made and multiplied: beside their gradients, after, or a tile ahead
 //   parts = 2                  parts of them whose weights are made one behind the other
-//   kept = values              what products read from registers: values, or keys as well
+//   kept = registers           what products read from registers: values, or keys as well
 //   q_stages = 2               tiles of queries in shared memory
 //   dout_stages = 2            tiles of gradients of outputs in shared memory
 //   dq_path = bulk             who makes queries' gradients: a launch, or blocks of keys by sums in memory
@@ -27,12 +27,13 @@
 //   turns = free               tiles of keys that a block takes: one, or each so-manieth, or the next whenever it is free
 //   sums = handed_on           who adds to queries' gradients next: whoever comes, whose keys are next, or ends alone in order
 //   walk = up                  rows that pass by, where sums are handed on: from the last one down, or up
+//   writer = consumers         who has gradients of keys written, where sums are handed on: the producer, or consumers
 //
 // Tuned with window of 127 keys before and 0 after.
 //
 // Measured on NVIDIA H200, batch 1, 32 heads, 16384 rows, with a causal mask, window of 127 keys before and 0
-// after: 298.6 us (median), spread 0.4 %, 143.3 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest
-// error per head against float64: 1.4e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by
+// after: 286.9 us (median), spread 0.5 %, 149.1 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest
+// error per head against float64: 1.7e-03. Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by
 // flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -45,10 +46,10 @@
 //     flashgen emit bf16_d64_backward_window127x0_causal_b1_h32_n16384.cu \
 //         --device h200 --dtype bf16 --d 64 --backward --causal --window 127,0 --batch 1 --heads 32 \
 //         --seqlen 16384 --family wgmma-backward --set bc=128 --set apart=false --set br=128 \
-//         --set schedule=ahead --set parts=2 --set kept=values --set q_stages=2 --set dout_stages=2 \
+//         --set schedule=ahead --set parts=2 --set kept=registers --set q_stages=2 --set dout_stages=2 \
 //         --set dq_path=bulk --set ds_stages=2 --set rows=128 --set keys=64 --set k_stages=2 \
 //         --set v_stages=2 --set order=heaviest_first --set ranges=of_keys --set turns=free \
-//         --set sums=handed_on --set walk=up
+//         --set sums=handed_on --set walk=up --set writer=consumers
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -110,7 +111,6 @@ constexpr int kGradientsBarrier = 1;  // named: all consumers have written their
 // What becomes of a block's sums of a tile of rows: others add to them, or they are gradients with those of all other keys,
 // or they alone.
 constexpr int kHandedOn = 0, kLast = 1, kOnly = 2;
-constexpr int kMostChunks = 1;  // of gradients of keys or of values
 // A query head, where memory has its sums and, of its tiles of rows, whose keys are next.
 struct HandedHead {
   int number;
@@ -125,6 +125,7 @@ struct HandedTurn {
   HandedHead first_head;
   int end_head;
 };
+constexpr int kSentBarrier = 4;  // and those behind it, named, of each consumer: what its warps sent has been read
 constexpr int kRowBox = 128, kKeyBox = 128;  // rows and keys that one copy brings
 constexpr int kStatisticsRows = 32, kStatisticsThreads = 256;
 
@@ -146,10 +147,9 @@ struct SharedStorage {
   alignas(1024) PassingRows dout[kDoutStages][kDvChunks];
   alignas(1024) PassingRows gradients[kDsStages][kBc / kChunk];  // of scores, a row for each query row
   // What is moved, by who moves it: sums of a tile of rows as they lie in memory, on their way there or from there, or
-  // the gradients that they make, a warp's where its sums were; or gradients of the keys or the values of a turn.
-  union alignas(1024) {
+  // the gradients that they make, a warp's where its sums were.
+  struct alignas(1024) {
     float sums[kPassingRows * kD];
-    KeptKeys kept[kMostChunks];
   } moved[2];
   alignas(16) float lse[kQStages][kPassingRows], delta[kDoutStages][kPassingRows];
   // A stage is full once its bytes have arrived, and empty once every warp of consumers has done with it.
@@ -768,6 +768,26 @@ __device__ __forceinline__ void store_rows(const float (&sum)[n], float factor, 
   }
 }
 
+// Has the copy engine write a warp's sixteen rows of gradients, times a factor, from `first_row` on, by way of shared
+// memory that only the warp has need of and what was there has gone from: chunks of columns, which begin so many elements apart.
+template <int n>
+__device__ __forceinline__ void send_rows(
+    const CUtensorMap* map, Element* staged, int apart, const float (&sum)[n], float factor, int first_row, int head,
+    int batch) {
+  const bool sends = threadIdx.x % 32 == 0;
+  store_rows(sum, factor, [&](int row, int piece) {
+    return staged + piece / 8 * apart + row * kChunk + (piece % 8 ^ row % 8) * 8;
+  });
+  fence_proxy_async();
+  __syncwarp();
+  if (!sends) return;
+#pragma unroll
+  for (int column = 0; column < 2 * n; column += kChunk) {
+    tma_store(map, staged + column / kChunk * apart, column, first_row, head, batch);
+  }
+  tma_commit();
+}
+
 // Brings a consumer's gradients of scores to shared memory, where a row has those of 64 keys.
 __device__ __forceinline__ void store_gradients(
     Element* tile, const unsigned (&gradients)[kWeighedRows / 16][4]) {
@@ -856,19 +876,6 @@ __device__ __forceinline__ void hand_on_share(
   leave_to_mover(smem, pipe);
 }
 
-// Has a consumer's gradients of keys or of values, times a factor, where they are moved from; `first`: their first row.
-template <int n>
-__device__ __forceinline__ void leave_rows(
-    SharedStorage& smem, PipelineState<2>& pipe, int first, const float (&sum)[n], float factor) {
-  barrier_wait(&smem.movers[pipe.stage].open, pipe.phase);
-  KeptKeys* const tile = smem.moved[pipe.stage].kept;
-  const int first_of_warp = first + threadIdx.x % kWarpgroup / 32 * 16;
-  store_rows(sum, factor, [&](int row, int piece) {
-    return tile[piece / 8] + (first_of_warp + row) * kChunk + (piece % 8 ^ row % 8) * 8;
-  });
-  leave_to_mover(smem, pipe);
-}
-
 // What movers are told of a turn.
 __device__ __forceinline__ HandedTurn find_handed(const AttentionArgs& args, const Turn& turn) {
   const int group = args.num_q_heads / args.num_kv_heads, head = turn.kv_head * group;
@@ -900,16 +907,8 @@ __device__ __forceinline__ void write_queries(
   }
 }
 
-// Starts to write those of a turn's keys, or values.
-__device__ __forceinline__ void write_keys(
-    const CUtensorMap* map, const KeptKeys* tile, int chunks, const HandedTurn& turn) {
-#pragma unroll 1
-  for (int i = 0; i < chunks; ++i) tma_store(map, tile[i], i * kChunk, turn.first_key, turn.kv_head, turn.batch);
-}
-
 // The part of one of two threads, of every other tile of rows of a block's turns: opens shared memory of its own for a
-// tile's sums, with those of all others where these end there, and has moved what becomes of them. Behind the last head's
-// tiles of a turn come its gradients of keys and of values.
+// tile's sums, with those of all others where these end there, and has moved what becomes of them.
 __device__ __forceinline__ void hand_on_sums(
     const AttentionArgs& args, const TensorMaps& maps, SharedStorage& smem, int number) {
   auto& moved = smem.moved[number];
@@ -944,20 +943,7 @@ __device__ __forceinline__ void hand_on_sums(
         head.sums += num_query_sums(args);
         head.next_keys += row_tiles_of(args);
       }
-      if (head.number == turn.end_head) {
-        if (nth >= 2) break;
-        barrier_arrive(&mover.open);
-        tell();
-        barrier_wait(&mover.done, phase);
-        if (nth == 0) {
-          write_keys(&maps.dk, moved.kept, kDChunks, turn);
-        } else {
-          write_keys(&maps.dv, moved.kept, kDvChunks, turn);
-        }
-        tma_commit();
-        tma_wait_read<0>();
-        continue;
-      }
+      if (head.number == turn.end_head) break;
       const int first = turn.first_row + nth * kPassingRows;
       const bool begins = first < turn.first_behind, ends = first >= turn.end_before;
       int* const next_keys = head.next_keys + first / kPassingRows;
@@ -988,7 +974,7 @@ __device__ __forceinline__ void hand_on_sums(
       tma_wait_read<0>();
       mover.told = next_keys;
     }
-    nth -= 2;
+    tell();  // nothing comes behind its tiles
   }
 }
 
@@ -1167,7 +1153,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     const int own_key = first_key + own + warp % 4 * 16 + lane / 4;  // the thread's first
     const RowRange rows_of_own = rows_of(args, batch, own_key, first_row, end_row);
     const RowRange rows_of_other = rows_of(args, batch, own_key + 8, first_row, end_row);
-    const unsigned long long k_desc = descriptor(smem.k[0] + own * kChunk);
+    unsigned kept_k[kDSteps][4];
     unsigned kept_v[kDvSteps][4];
     const float scale = args.scale * kLog2e;
     float sum_k[kD / 2] = {}, sum_v[kDv / 2] = {};
@@ -1187,7 +1173,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         float s[kWeighedRows / 2];
         unsigned weights[kWeighedRows / 16][4];
         if (part == 0) barrier_wait(&smem.q_full[q_pipe.stage], q_pipe.phase);
-        start_products<kDSteps, KeptKeys, PassingRows>(s, k_desc, q_desc);
+        start_products<PassingRows>(s, kept_k, q_desc);
         beside_scores();
         if (part == 0) barrier_wait(&smem.dout_full[dout_pipe.stage], dout_pipe.phase);
         start_products<PassingRows>(gradient, kept_v, dout_desc);
@@ -1246,8 +1232,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         dout_pipe.advance();
       };
       barrier_wait(&smem.kept_full, kept_phase);
+      take_kept(kept_k, smem.k, own);
       take_kept(kept_v, smem.v, own);
       make_gradients(0, [] {}, [] {});
+      // What was sent of the turn before has gone from where gradients of scores are stored now.
+      if (lane == 0) tma_wait_read<0>();
+      named_barrier_sync(kSentBarrier + consumer, kWarpgroup);
 #pragma unroll 1
       while (true) {
         {
@@ -1305,14 +1295,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       release(&smem.kept_empty);
       kept_phase ^= 1;
     }
-    leave_rows(smem, sums_pipe, own, sum_k, args.scale);
-    leave_rows(smem, sums_pipe, own, sum_v, 1.0f);
+    const HandedTurn& made = smem.handed[next_phase ^ 1];
+    const int first_made = made.first_key + own + warp % 4 * 16;
+    Element* const staged = smem.gradients[ds_stage][consumer] + warp % 4 * 16 * kChunk;
+    if (lane == 0) tma_wait_read<0>();  // of a turn before without rows
+    __syncwarp();
+    send_rows(&maps.dk, staged, 64 * kChunk, sum_k, args.scale, first_made, made.kv_head, made.batch);
+    send_rows(&maps.dv, staged + kDChunks * 64 * kChunk, 64 * kChunk, sum_v, 1.0f, first_made, made.kv_head, made.batch);
     barrier_wait(&smem.next_full, next_phase);
     number = smem.next;
     __syncwarp();
     release(&smem.next_empty);
     next_phase ^= 1;
   }
+  tma_wait_read<0>();
 }
 
 #ifndef __CUDACC_RTC__
@@ -1420,12 +1416,12 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& b
   if (dq_status != cudaSuccess) return dq_status;
   const cudaError_t dk_status = encode_map(
       &maps.dk, any_keys ? args->dk : args->q, {kD, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->dk_stride_row, args->dk_stride_head, args->dk_stride_batch}, 64, 128,
+      {args->dk_stride_row, args->dk_stride_head, args->dk_stride_batch}, 64, 16,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (dk_status != cudaSuccess) return dk_status;
   const cudaError_t dv_status = encode_map(
       &maps.dv, any_keys ? args->dv : args->q, {kDv, args->seqlen_k, args->num_kv_heads, args->batch},
-      {args->dv_stride_row, args->dv_stride_head, args->dv_stride_batch}, 64, 128,
+      {args->dv_stride_row, args->dv_stride_head, args->dv_stride_batch}, 64, 16,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   if (dv_status != cudaSuccess) return dv_status;
   constexpr size_t smem_bytes = sizeof(SharedStorage);
@@ -1470,4 +1466,4 @@ extern "C" int attention_bf16_d64_backward_window(const AttentionArgs* args, cud
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 1, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 16384, "seqlen_k": 16384, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "scoring": {"window": [127, 0]}, "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "values", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "heaviest_first", "meeting": "at_once", "ranges": "of_keys", "min_blocks": 1, "turns": "free", "sums": "handed_on", "walk": "up", "far_keys": "walked", "last_turn": "whole", "second": "behind", "sections": "held", "finisher": "consumers"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward_window", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 232448, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "c6c1d7a02991fb74", "figures": [2429, 1256]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 1, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 16384, "seqlen_k": 16384, "head_dim": 64, "head_dim_v": 64, "causal": true, "precision": "auto", "scoring": {"window": [127, 0]}, "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "registers", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "heaviest_first", "meeting": "at_once", "ranges": "of_keys", "min_blocks": 1, "turns": "free", "sums": "handed_on", "walk": "up", "far_keys": "walked", "last_turn": "whole", "second": "behind", "sections": "held", "finisher": "consumers", "writer": "consumers"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward_window", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 232448, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "2a0c31126bba83d6", "figures": [2549, 1282]}

@@ -55,6 +55,8 @@ DOWN, UP = "down", "up"
 BEHIND, BESIDE = "behind", "beside"
 #: Who makes gradients of a tile of rows whose sums end with a block's keys: its consumers, who wait for all
 #: others' sums; or, once they are there, a warp of the producer that has nothing else to do.
+#: And who has gradients of keys and values written where sums are handed on: movers of the `PRODUCER`, from
+#: where sums are moved, behind those of a turn; or `CONSUMERS`, from where gradients of scores come next.
 CONSUMERS, PRODUCER = "consumers", "producer"
 #: The share of L2 that heads of a section fill, and the heads of a wide one for each of those.
 SECTION_SHARE, HEADS_OF_WIDE = 0.6, 3
@@ -173,6 +175,12 @@ class Parameters(GradientVariant):
         doc="who turns sums that end into gradients: consumers, or a warp of the producer behind them",
         implied=True,
     )
+    writer: str = param(
+        PRODUCER,
+        CONSUMERS,
+        doc="who has gradients of keys written, where sums are handed on: the producer, or consumers",
+        implied=True,
+    )
 
     @property
     def consumers(self) -> int:
@@ -231,6 +239,12 @@ class Parameters(GradientVariant):
     def finishes_behind(self) -> bool:
         """Whether a warp of the producer makes gradients of sums that end with the block's keys."""
         return self.finisher == PRODUCER
+
+    @property
+    def writes_by_consumers(self) -> bool:
+        """Whether consumers have gradients of keys and values written, where sums are handed on: from where
+        gradients of scores come next, so that they wait for no mover at a turn's end."""
+        return self.writer == CONSUMERS
 
     def starts_together(self, problem: Problem) -> bool:
         """Tells whether blocks that hand on sums start where they wait for each other: those of a head one
@@ -360,10 +374,11 @@ class Parameters(GradientVariant):
         if self.hands_on_sums:
             _, columns = self.query_share(problem)
             swizzle = CHUNK_BYTES if columns == CHUNK else UNSWIZZLED
+            rows = STEP if self.writes_by_consumers else self.bc
             return (
                 TensorMap("dq", STEP, columns, swizzle),
-                TensorMap("dk", self.bc),
-                TensorMap("dv", self.bc),
+                TensorMap("dk", rows),
+                TensorMap("dv", rows),
             )
         of_queries = ("dq",) if self.sends_queries(problem) else ()
         of_keys = ("dk", "dv") if self.sends_keys(problem) else ()

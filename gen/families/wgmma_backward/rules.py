@@ -11,7 +11,7 @@ from ...variant import FIRST_PARAMETER, Verdict, rule
 from ..gradients import slope_of_change
 from ..wgmma.parameters import GROUP, GROUP_ROWS, is_split
 from ..wgmma.registers import REGISTERS_BESIDE_SUMS
-from ..wgmma.shared_memory import CHUNK
+from ..wgmma.shared_memory import CHUNK, chunks
 from .parameters import (
     AHEAD,
     AT_ONCE,
@@ -372,6 +372,20 @@ class RuledParameters(RulesOfParts):
     def _sums_end_somewhere(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if self.finishes_behind and not self.hands_on_sums:
             return f"finisher={self.finisher}: with sums={self.sums} a launch makes gradients of all sums"
+        return None
+
+    @rule("combination", after="writer")
+    def _consumers_have_room_to_write_from(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if not self.writes_by_consumers:
+            return None
+        told = f"writer={self.writer}: "
+        if not self.hands_on_sums:
+            return told + f"with sums={self.sums} consumers have gradients of keys written anyway"
+        if self.schedule != AHEAD or self.ds_stages == 1:
+            return told + f"for schedule={AHEAD} and ds_stages=2, whose next gradients of scores come late"
+        columns = CHUNK * (chunks(problem.head_dim) + chunks(problem.head_dim_v))
+        if columns > self.br:
+            return told + f"{self.br} rows of gradients of scores have no room for {columns} columns"
         return None
 
     def _why_not_copied_to_all(self, problem: Problem) -> str | None:

@@ -39,7 +39,8 @@ def smem_bytes(variant: Parameters, problem: Problem) -> int:
     if variant.hands_on_sums:
         # One tile's are moved while the next one's are made, and gradients of keys and values likewise.
         of_rows = ITEM_BYTES["f32"] * variant.br * problem.head_dim
-        moved = max(of_rows, CHUNK_BYTES * variant.bc * max(d, dv))
+        of_keys = 0 if variant.writes_by_consumers else CHUNK_BYTES * variant.bc * max(d, dv)
+        moved = max(of_rows, of_keys)
         sums = 2 * _storage(moved, 0)
         # Who finishes behind has a word; then neither mover says where sums end.
         barriers += 2 * MOVER_WORDS + TURN_WORDS - variant.finishes_behind

@@ -74,6 +74,9 @@ TOGETHER_PACE = 1.2
 #: and where consumers do not wait for others' sums to end, either; and in sections of as many heads each. By
 #: nine kernels of an H200, by one, and by six.
 ENDS_PACE, FINISHER_PACE, EVEN_PACE = 0.985, 0.97, 0.995
+#: And where consumers have gradients of keys written: 0.5 to 5 % of five kernels of an H200, most where few
+#: rows pass by in a turn.
+WRITER_PACE = 0.99
 #: How much longer than what is counted a tile takes whose sums blocks of a cluster send each other, in step:
 #: of 28 kernels of an H200, at 512 and 2048 rows.
 CLUSTER_PACE = 1.65
@@ -200,6 +203,8 @@ def _pace(variant: WgmmaBackward, problem: Problem) -> float:
         pace *= FINISHER_PACE
     if variant.sections == EVEN:
         pace *= EVEN_PACE
+    if variant.writes_by_consumers:
+        pace *= WRITER_PACE
     if variant.order == BY_SECTION and problem.scores.all_rows_alike:
         pace *= SECTION_PACE
     if variant.shares_copies:

@@ -53,6 +53,7 @@ STAYS, STAYS_IN_PARTS = "blocks stay, heads by sections", "blocks stay, parts, o
 HANDED_ON, HANDED_ON_IN_PARTS = "sums handed on, by columns", "sums handed on, by rows, in parts"
 ENDS, ENDS_BEHIND = "ends of sums in order", "ends of sums in order, finished behind, in parts"
 ENDS_UP = "ends of sums in order, up, by columns that are no whole shares"
+WRITTEN, WRITTEN_LATE = "keys written by consumers", "keys written by consumers, others awaited late"
 MADE_FIRST = "weights made first, sums handed on"
 ACROSS, ACROSS_STAYS = "sums across, 80 rows at a time", "sums across, blocks stay"
 WAYS: dict[str, tuple[WgmmaBackward, Problem]] = {
@@ -226,6 +227,16 @@ WAYS: dict[str, tuple[WgmmaBackward, Problem]] = {
     "handed on, up, finished behind, columns that are no whole shares": (
         WgmmaBackward(dq_path="bulk", turns="free", sums="handed_on", walk="up", finisher="producer"),
         replace(PROBLEM, dtype="f16", head_dim=112, head_dim_v=96),
+    ),
+    WRITTEN: (
+        replace(IN_PARTS_THAT_STAY, meeting="at_once", sums="handed_on", writer="consumers"),
+        replace(PROBLEM, head_dim=64, head_dim_v=64),
+    ),
+    WRITTEN_LATE: (
+        replace(
+            IN_PARTS_THAT_STAY, ranges="of_keys", sums="ends_in_order", last_turn="shared", writer="consumers"
+        ),
+        replace(PROBLEM, dtype="f16", head_dim=48, head_dim_v=40),
     ),
     CLUSTER: (
         WgmmaBackward(br=128, dq_path="cluster", cluster=4, heads=2),
@@ -462,6 +473,17 @@ PLACE_OF_HEAD_BEFORE = (
             (ENDS_BEHIND, "    __syncwarp();  // all lanes have read theirs\n", ""),
             (ENDS_BEHIND, "if (ends && !begins) {", "if (ends) {"),
             (ENDS_BEHIND, "const int head = nth / turn.of_head,", "const int head = 0,"),
+            (WRITTEN, "    tell();  // nothing comes behind its tiles\n", ""),
+            (
+                WRITTEN,
+                "smem.gradients[ds_stage][consumer] + warp",
+                "smem.gradients[ds_stage ^ 1][consumer] + warp",
+            ),
+            (WRITTEN, "made.first_key + own + warp", "made.first_key + warp"),
+            (WRITTEN, "staged + kDChunks * 64 * kChunk", "staged"),
+            (WRITTEN_LATE, "named_barrier_sync(kSentBarrier + consumer, kWarpgroup);", ""),
+            (WRITTEN_LATE, "named_barrier_sync(kSentBarrier + consumer", "named_barrier_sync(kSentBarrier"),
+            (WRITTEN_LATE, "smem.handed[next_phase ^ 1]", "smem.handed[next_phase]"),
             ("apart", "if (--left > 0) named_barrier_arrive", "if (false) named_barrier_arrive"),
             ("apart", "factors[e] * (gradient[4 * i + e] - ", "factors[e] * (gradient[4 * i + e] + "),
         ],
@@ -636,6 +658,27 @@ def test_bits_are_the_same_where_all_sums_are_in_order() -> None:
             kernel = render(replace(handed, sums=sums), WAYS[HANDED_ON][1], H200)
             assert [each.role for each in kernel.launches] == ["statistics", "kernel"]
             assert kernel.is_deterministic is same
+
+
+def test_consumers_have_keys_written_where_there_is_room() -> None:
+    written, problem = WAYS[WRITTEN]
+    assert (
+        predict(written, problem, H200).median_us
+        < predict(replace(written, writer="producer"), problem, H200).median_us
+    )
+    maps = {each.array: each.rows for each in kernel_of(WRITTEN).launches[1].tensor_maps}
+    assert (maps["dk"], maps["dv"], maps["k"]) == (16, 16, 128)
+    with pytest.raises(
+        Illegal, match="writer=consumers: with sums=any_order consumers have gradients of keys"
+    ):
+        render(replace(written, sums="any_order"), problem, H200)
+    with pytest.raises(Illegal, match="writer=consumers: for schedule=ahead and ds_stages=2"):
+        render(replace(written, ds_stages=1), problem, H200)
+    wide = replace(problem, head_dim=96, head_dim_v=96)
+    with pytest.raises(
+        Illegal, match="writer=consumers: 64 rows of gradients of scores have no room for 256"
+    ):
+        render(replace(written, br=64, parts=1, kept="shared"), wide, H200)
 
 
 def test_sections_are_wide_where_blocks_follow_each_other() -> None:
