@@ -25,11 +25,11 @@
 //   turns = free               tiles of keys that a block takes: one, or each so-manieth, or the next whenever it is free
 //   sums = ends_in_order       who adds to queries' gradients next: whoever comes, whose keys are next, or ends alone in order
 //   last_turn = shared         tiles of keys left for fewer blocks than stay: one takes each, or several share its rows
-//   sections = even            heads of a section: as many as L2 holds, thrice as many, or at most that, as many in each
+//   sections = narrow          heads of a section: as many as L2 holds, thrice or half that, or at most that, as many in each
 //   writer = consumers         who has gradients of keys written, where sums are handed on: the producer, or consumers
 //
-// Measured on NVIDIA H200, batch 8, 32 heads, 2048 rows, without a mask: 1.266 ms (median), spread 0.2 %,
-// 542.9 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.5e-03.
+// Measured on NVIDIA H200, batch 8, 32 heads, 2048 rows, without a mask: 1.281 ms (median), spread 5.5 %,
+// 536.3 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.3e-03.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -45,7 +45,7 @@
 //         --set parts=2 --set kept=registers --set q_stages=2 --set dout_stages=2 --set dq_path=bulk \
 //         --set ds_stages=2 --set rows=128 --set keys=64 --set k_stages=2 --set v_stages=2 \
 //         --set order=by_section --set meeting=late --set turns=free --set sums=ends_in_order \
-//         --set last_turn=shared --set sections=even --set writer=consumers
+//         --set last_turn=shared --set sections=narrow --set writer=consumers
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -122,7 +122,7 @@ struct HandedTurn {
   int end_head;
 };
 constexpr int kSentBarrier = 4;  // and those behind it, named, of each consumer: what its warps sent has been read
-constexpr long long kSectionBytes = 37748736;  // of L2, for what passes by
+constexpr long long kSectionBytes = 18874368;  // of L2, for what passes by
 constexpr int kRowBox = 128, kKeyBox = 128;  // rows and keys that one copy brings
 constexpr int kStatisticsRows = 32, kStatisticsThreads = 256;
 
@@ -793,8 +793,7 @@ struct Turn {
     // Heads one section behind the other, of which L2 has what passes by; of a section the heaviest tiles first.
     const int all_heads = args.batch * heads;
     const long long passing = 1LL * group * args.seqlen_q * (kD * 6 + kDv * 2);  // bytes, of a head
-    const int most = max(1, int(min(kSectionBytes / max(passing, 1LL), 1LL * all_heads)));
-    const int sections = (all_heads + most - 1) / most, section = (all_heads + sections - 1) / sections;
+    const int section = max(1, int(min(kSectionBytes / max(passing, 1LL), 1LL * all_heads)));
     const int before = number / (tiles * section) * section, nth = number - tiles * before;
     const int beside = min(section, all_heads - before), nth_head = before + nth % beside;
     first_key = nth / beside * kBc;
@@ -1603,4 +1602,4 @@ extern "C" int attention_bf16_d64_backward(const AttentionArgs* args, cudaStream
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 8, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "registers", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_section", "meeting": "late", "ranges": "of_rows", "min_blocks": 1, "turns": "free", "sums": "ends_in_order", "walk": "down", "far_keys": "walked", "last_turn": "shared", "second": "behind", "sections": "even", "finisher": "consumers", "writer": "consumers"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 232448, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "b0ad8c3f262fb4e2", "figures": [2605, 1142]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 8, "num_q_heads": 32, "num_kv_heads": 32, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 64, "head_dim_v": 64, "causal": false, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 128, "apart": false, "br": 128, "schedule": "ahead", "parts": 2, "kept": "registers", "q_stages": 2, "dout_stages": 2, "dq_path": "bulk", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 2, "order": "by_section", "meeting": "late", "ranges": "of_rows", "min_blocks": 1, "turns": "free", "sums": "ends_in_order", "walk": "down", "far_keys": "walked", "last_turn": "shared", "second": "behind", "sections": "narrow", "finisher": "consumers", "writer": "consumers"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d64_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 32, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 232448, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 128, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "6c8bc7d4a13c1c63", "figures": [2610, 1144]}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from ...limits import DeviceLimits
 from ...problem import Problem
 from ...variant import rule
-from .parameters import BY_HEAD, DOWN, EVEN, HANDED_ON, HEAVIEST_FIRST, HELD, OF_ROWS, UP, WIDE
+from .parameters import BY_HEAD, DOWN, EVEN, HANDED_ON, HEAVIEST_FIRST, HELD, NARROW, OF_ROWS, UP, WIDE
 from .rules import RuledParameters
 from .slices import slices_of_left, tiles_left
 
@@ -90,6 +90,12 @@ class AdvisedParameters(RuledParameters):
         if 0 < heads < all_heads and all_heads % heads:
             return None
         return told + f"{all_heads} heads are whole sections of {min(max(heads, 1), all_heads)} as it is"
+
+    @rule("combination", after="sections", advisory=True)
+    def _sections_hold_tiles_of_one_weight(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.sections != NARROW or _all_rows_see_all_keys(problem):
+            return None
+        return f"sections={self.sections}: under masks heavy tiles of more heads come first"
 
     @rule("combination", after="finisher", advisory=True)
     def _a_warp_finishes_in_time(self, problem: Problem, limits: DeviceLimits) -> str | None:

@@ -58,12 +58,13 @@ BEHIND, BESIDE = "behind", "beside"
 #: And who has gradients of keys and values written where sums are handed on: movers of the `PRODUCER`, from
 #: where sums are moved, behind those of a turn; or `CONSUMERS`, from where gradients of scores come next.
 CONSUMERS, PRODUCER = "consumers", "producer"
-#: The share of L2 that heads of a section fill, and the heads of a wide one for each of those.
-SECTION_SHARE, HEADS_OF_WIDE = 0.6, 3
+#: The share of L2 that heads of a section fill, and the heads of a wide and a narrow one for each of those.
+SECTION_SHARE, HEADS_OF_WIDE, HEADS_OF_NARROW = 0.6, 3, 0.5
 #: Whether sections are of the heads that L2 holds, or of more. Where sums are handed on, a head's blocks
 #: begin one behind the other: of more heads fewer do at once, and what they read is not far apart. Or of as
 #: many each, so that none has few heads, all of whose tiles of keys are under way at once.
-HELD, WIDE, EVEN = "held", "wide", "even"
+#: Or of half as many, which leaves room for what these write.
+HELD, WIDE, EVEN, NARROW = "held", "wide", "even", "narrow"
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,8 @@ class Parameters(GradientVariant):
         HELD,
         WIDE,
         EVEN,
-        doc="heads of a section: as many as L2 holds, thrice as many, or at most that, as many in each",
+        NARROW,
+        doc="heads of a section: as many as L2 holds, thrice or half that, or at most that, as many in each",
         implied=True,
     )
     finisher: str = param(
@@ -194,7 +196,8 @@ class Parameters(GradientVariant):
 
     def section_bytes(self, limits: DeviceLimits) -> int:
         """Returns the bytes that pass by the blocks of a section's heads."""
-        return int(SECTION_SHARE * limits.l2_bytes) * (HEADS_OF_WIDE if self.sections == WIDE else 1)
+        share = {WIDE: HEADS_OF_WIDE, NARROW: HEADS_OF_NARROW}.get(self.sections, 1)
+        return int(int(SECTION_SHARE * limits.l2_bytes) * share)
 
     @property
     def sums_queries(self) -> bool:

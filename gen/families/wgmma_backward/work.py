@@ -36,6 +36,7 @@ from .parameters import (
     EVEN,
     HEAVIEST_FIRST,
     LATE,
+    NARROW,
     OF_KEYS,
     WEIGHTS_FIRST,
 )
@@ -74,6 +75,8 @@ TOGETHER_PACE = 1.2
 #: and where consumers do not wait for others' sums to end, either; and in sections of as many heads each. By
 #: nine kernels of an H200, by one, and by six.
 ENDS_PACE, FINISHER_PACE, EVEN_PACE = 0.985, 0.97, 0.995
+#: And in sections of half as many heads as L2 holds, by two kernels, on 512 rows without a mask.
+NARROW_PACE = 0.985
 #: And where consumers have gradients of keys written: 0.5 to 5 % of five kernels of an H200, most where few
 #: rows pass by in a turn.
 WRITER_PACE = 0.99
@@ -203,6 +206,8 @@ def _pace(variant: WgmmaBackward, problem: Problem) -> float:
         pace *= FINISHER_PACE
     if variant.sections == EVEN:
         pace *= EVEN_PACE
+    if variant.sections == NARROW:
+        pace *= NARROW_PACE
     if variant.writes_by_consumers:
         pace *= WRITER_PACE
     if variant.order == BY_SECTION and problem.scores.all_rows_alike:

@@ -715,6 +715,22 @@ def test_sections_have_as_many_heads_each() -> None:
     assert predict(even, many, H200).median_us < predict(held, many, H200).median_us
 
 
+def test_narrow_sections_have_half_the_heads() -> None:
+    narrow = replace(WAYS[HANDED_ON][0], br=128, sums="ends_in_order", sections="narrow")
+    held = replace(narrow, sections="held")
+    many = replace(
+        PROBLEM, head_dim=64, head_dim_v=64, seqlen_q=8192, seqlen_k=8192, num_kv_heads=4, batch=16
+    )
+    assert f"kSectionBytes = {36 << 20};" in render(held, many, H200).source
+    assert f"kSectionBytes = {18 << 20};" in render(narrow, many, H200).source
+    assert predict(narrow, many, H200).median_us < predict(held, many, H200).median_us
+    assert narrow.advice(many, H200) is None
+    told = "combination: sections=narrow: under masks heavy tiles of more heads come first"
+    assert narrow.advice(replace(many, causal=True), H200) == told
+    with pytest.raises(Illegal, match="sections=narrow: order=by_head has no sections"):
+        replace(narrow, order="by_head").check(many, H200)
+
+
 @needs_compiler
 @pytest.mark.parametrize("way", sampled([HANDED_ON, ENDS_BEHIND], 1, thorough=2))
 def test_even_sections_are_of_any_size(way: str) -> None:
