@@ -25,7 +25,7 @@
 //   ranges = of_keys           what masks are told by: the keys that each row sees, or the rows that see each key
 //   turns = free               tiles of keys that a block takes: one, or each so-manieth, or the next whenever it is free
 //   sums = ends_in_order       who adds to queries' gradients next: whoever comes, whose keys are next, or ends alone in order
-//   sections = even            heads of a section: as many as L2 holds, thrice as many, or at most that, as many in each
+//   sections = even            heads of a section: as many as L2 holds, thrice or half that, or at most that, as many in each
 //   finisher = producer        who turns sums that end into gradients: consumers, or a warp of the producer behind them
 
 #include <cuda_bf16.h>
