@@ -34,17 +34,6 @@ SAME_MACHINE_CODE: Mapping[str, tuple[str, ...]] = {
     "simt": ("9f5fd2bcb0fed7a5", "c10723c171fdbb23"),
     # Before packed rows were counted only where somebody asks how many there are.
     "wgmma": ("351ccfe8a0f28322",),
-    # Before the sample had packed sequences, clusters, late meetings, last turns that are shared and blocks
-    # of keys beside the last ones of query rows; the last: sums across.
-    "wgmma-backward": (
-        "8c71992ab6b09926",
-        "4c9ec8828285879c",
-        "ce73647c39f747e5",
-        "f0e318aeff78bcbb",
-        "61d26192bf9ce749",
-        "f66e89cfc03343f0",
-        "dbb449f160e9411b",
-    ),
 }
 #: The identities that kernels of version 0.1.0 had, whose studies do not say so, by family.
 IDENTITIES_OF_0_1_0: Mapping[str, str] = {

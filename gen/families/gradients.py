@@ -10,11 +10,11 @@ from ..formula.derivative import derivative
 from ..handover.plan import Plan
 from ..handover.query_sums import TILE_ROWS, postprocess_launch, query_sums_region
 from ..handover.statistics import (
-    STATISTICS_ROWS,
     STATISTICS_THREADS,
-    statistics_lanes,
+    RowSums,
     statistics_launch,
     statistics_regions,
+    sums_by_lanes,
 )
 from ..handover.workspace import Workspace
 from ..launch import QUERIES_ROLE, Launch
@@ -74,6 +74,10 @@ class GradientVariant(Variant):
         of it are copied at once."""
         return 1
 
+    def row_sums(self, problem: Problem) -> RowSums:
+        """Returns how outputs times their gradients are summed, row by row."""
+        return sums_by_lanes(problem.head_dim_v, self.access_width(problem))
+
     @property
     def counts_turns(self) -> bool:
         """Whether blocks of keys count in the workspace what they have taken, from nothing on."""
@@ -118,7 +122,8 @@ class GradientVariant(Variant):
         main, plan = self.launch(problem, limits), self.plan(problem, limits)
         before = () if plan is None else (plan.launch,)
         before += self.launches_in_front(problem)
-        statistics = statistics_launch(packed=problem.layout.is_packed)
+        rows = self.row_sums(problem).rows
+        statistics = statistics_launch(packed=problem.layout.is_packed, rows=rows)
         of_buffers = (each.launch for each in buffer_gradients(problem.scores))
         if self.summed_columns(problem):
             behind = (self._postprocess(problem),) if self.reads_sums else ()
@@ -161,9 +166,8 @@ class GradientVariant(Variant):
         return {
             "statistics_tile": self.statistics_tile,
             "counts_turns": self.counts_turns,
-            "statistics_rows": STATISTICS_ROWS,
+            "row_sums": self.row_sums(problem),
             "statistics_threads": STATISTICS_THREADS,
-            "statistics_lanes": statistics_lanes(problem.head_dim_v, self.access_width(problem)),
             "summed_columns": self.summed_columns(problem),
             "reads_sums": self.reads_sums,
             "hands_on_sums": self.hands_on_sums,

@@ -2,25 +2,50 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ..expression import Constant, Expression, divided_up
 from ..launch import BATCH, Q_HEADS, ROWS, STATISTICS_ROLE, TOTAL_ROWS, Launch
 from ..limits import WARP
 from .workspace import Region
 
-#: Threads of a block that makes statistics, and the rows that it does: whole tiles of sums, which it begins.
+#: Threads of a block that makes statistics, and the rows that it does unless tensor cores sum them: whole
+#: tiles of sums, which it begins.
 STATISTICS_THREADS, STATISTICS_ROWS = 256, 32
 
 
-def statistics_lanes(columns: int, width: int) -> int:
-    """Returns how many neighbouring lanes of a warp share a row of so many columns, each ``width`` of them at
-    once: a power of two."""
-    return min(WARP, 1 << (-(-columns // width) - 1).bit_length())
+#: Rows of outputs and of their gradients that tensor cores multiply with each other at once, lanes of a warp
+#: that read one of them, elements that these read together, and how many at least for all that are under way
+#: at once to keep memory busy.
+PRODUCT_ROWS, PRODUCT_LANES, PRODUCT_COLUMNS, COLUMNS_UNDER_WAY = 8, 4, 32, 128
 
 
-def statistics_launch(*, packed: bool) -> Launch:
-    """Returns the launch that makes them, of one row after the other whatever its sequence where those are
-    ``packed``."""
-    return Launch(STATISTICS_THREADS, 0, STATISTICS_ROWS, role=STATISTICS_ROLE, packed=packed)
+@dataclass(frozen=True)
+class RowSums:
+    """How a block sums rows: ``lanes`` neighbouring ones of a warp share a row, ``rows`` are a block's.
+    ``by_products``: tensor cores multiply eight rows with eight, of which the diagonal is what is wanted."""
+
+    lanes: int
+    rows: int = STATISTICS_ROWS
+    by_products: bool = False
+
+
+def sums_by_lanes(columns: int, width: int) -> RowSums:
+    """Returns how rows of so many columns are summed by lanes that read ``width`` of them at once."""
+    return RowSums(min(WARP, 1 << (-(-columns // width) - 1).bit_length()))
+
+
+def sums_by_products(columns: int) -> RowSums:
+    """Returns how rows of so many columns of 16 bits are summed by tensor cores."""
+    at_once = STATISTICS_THREADS // PRODUCT_LANES
+    read = -(-columns // PRODUCT_COLUMNS) * PRODUCT_COLUMNS
+    return RowSums(PRODUCT_LANES, at_once * max(1, COLUMNS_UNDER_WAY // read), by_products=True)
+
+
+def statistics_launch(*, packed: bool, rows: int = STATISTICS_ROWS) -> Launch:
+    """Returns the launch that makes them, of so many rows by block; of one row after the other whatever its
+    sequence where those are ``packed``."""
+    return Launch(STATISTICS_THREADS, 0, rows, role=STATISTICS_ROLE, packed=packed)
 
 
 def filled_rows(tile: int) -> Expression:

@@ -171,11 +171,11 @@ GRADIENTS: tuple[Tuned, ...] = (
                 symbol="attention_bf16_d256_backward_statistics",
                 arguments=ARGUMENTS,
                 count=lambda batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k: (
-                    (seqlen_q + 32 - 1) // 32 * num_q_heads * batch
+                    (seqlen_q + 64 - 1) // 64 * num_q_heads * batch
                 ),
                 threads=256,
                 smem_bytes=0,
-                rows_per_block=32,
+                rows_per_block=64,
             ),
             Launch(
                 symbol="attention_bf16_d256_backward_queries",
@@ -236,7 +236,7 @@ GRADIENTS: tuple[Tuned, ...] = (
 PROBLEM, VARIANT, DEVICE = GRADIENTS[0].problem, GRADIENTS[0].variant, GRADIENTS[0].device
 MEASUREMENT = GRADIENTS[0].measurement
 
-_bound = Gradients(GRADIENTS, operator="attention_bf16_d256_backward_513258b1")
+_bound = Gradients(GRADIENTS, operator="attention_bf16_d256_backward_52ae8a9b")
 gradients, explain, use, register_torch = _bound.gradients, _bound.explain, _bound.use, _bound.register_torch
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from ...limits import DeviceLimits
 from ...problem import Problem
 from ...variant import rule
-from .parameters import BY_HEAD, DOWN, EVEN, HANDED_ON, HEAVIEST_FIRST, HELD, NARROW, OF_ROWS, UP, WIDE
+from .parameters import AHEAD, BY_HEAD, DOWN, EVEN, HANDED_ON, HEAVIEST_FIRST, HELD, NARROW, OF_ROWS, UP, WIDE
 from .rules import RuledParameters
 from .slices import slices_of_left, tiles_left
 
@@ -16,6 +16,10 @@ FEW_OF_HEAD = 8
 #: A head's rows that pass by in a turn, in the mean, for each column: where fewer do, a warp of the producer
 #: has not done with gradients of those that end when the next turn's do. On an H200 it has by 64, not by 32.
 ROWS_TO_FINISH = 48
+#: Columns beyond which another warpgroup's products of a tile take as long as its weights, and tiles that
+#: pass by from which on it pays that those of the first come one after the other: on an H200, of 160 to 256
+#: columns and 8 to 128 tiles.
+COLUMNS_TO_WEIGH_BESIDE, TILES_TO_WEIGH_BESIDE = 192, 16
 #: The least part of the time of blocks that keep rows in which multiprocessors stand idle, for others to
 #: begin beside them.
 LEAST_IDLE = 0.01
@@ -24,6 +28,18 @@ LEAST_IDLE = 0.01
 @dataclass(frozen=True)
 class AdvisedParameters(RuledParameters):
     """Parameters with the rules of their family, and with its advice."""
+
+    @rule("combination", after="schedule", advisory=True)
+    def _products_are_long_enough_to_weigh_beside(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if not self.apart or self.schedule != AHEAD:
+            return None
+        told = f"schedule={self.schedule}: apart, "
+        columns, tiles = max(problem.head_dim, problem.head_dim_v), -(-problem.seqlen_q // self.br)
+        if columns <= COLUMNS_TO_WEIGH_BESIDE:
+            return told + f"products of {columns} columns are over before weights are made beside them"
+        if tiles < TILES_TO_WEIGH_BESIDE:
+            return told + f"of {tiles} tiles of rows the first one's products are too large a part"
+        return None
 
     @rule("combination", after="order", advisory=True)
     def _some_tiles_are_heaviest(self, problem: Problem, limits: DeviceLimits) -> str | None:

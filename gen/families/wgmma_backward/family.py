@@ -75,6 +75,7 @@ from ...handover.split_tiles import (
     split_tile_launches,
     tile_regions,
 )
+from ...handover.statistics import RowSums, sums_by_products
 from ...handover.workspace import Region, Workspace
 from ...launch import BATCH, Q_HEADS, QUERIES_ROLE, ROWS, Launch
 from ...layout import DENSE, PACKED
@@ -137,6 +138,9 @@ class WgmmaBackward(UsedTiles, AdvisedParameters):
         # Each block waits for the one before it then, so that they had better start one behind the other.
         walk, sections = UP if problem.causal else DOWN, HELD if self.sections == WIDE else self.sections
         return replace(self, sums=HANDED_ON, walk=walk, sections=sections, finisher=CONSUMERS)
+
+    def row_sums(self, problem: Problem) -> RowSums:
+        return super().row_sums(problem) if is_split(problem) else sums_by_products(problem.head_dim_v)
 
     def launch(self, problem: Problem, limits: DeviceLimits) -> Launch:
         launch = replace(super().launch(problem, limits), tensor_maps=self.tensor_maps(problem))

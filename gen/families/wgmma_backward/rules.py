@@ -112,8 +112,15 @@ class RuledParameters(RulesOfParts):
     def _weights_are_there_first(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if self.schedule in (MADE_FIRST, WEIGHTS_FIRST) and slope_of_change(problem.scores) is not None:
             return f"schedule={self.schedule}: a change of scores is differentiated where it is made"
-        if self.schedule != TOGETHER and self.apart:
+        if self.apart and self.schedule not in (TOGETHER, AHEAD):
             return f"schedule={self.schedule}: apart, a warpgroup has nothing else to do with its weights"
+        return None
+
+    @rule("combination", after="dq_path")
+    def _next_products_follow_sums(self, problem: Problem, limits: DeviceLimits) -> str | None:
+        if self.apart and self.schedule == AHEAD and self.sums_queries:
+            told = f"schedule={self.schedule}: apart, where a launch makes gradients of queries, "
+            return told + f"dq_path={LAUNCH}, not by dq_path={self.dq_path}"
         return None
 
     @rule("combination", after="parts")

@@ -30,6 +30,7 @@ from ..wgmma.shared_memory import CHUNK, chunks
 from ..wgmma.work import WGMMA_FLOPS_PER_CLOCK
 from .family import WgmmaBackward
 from .parameters import (
+    AHEAD,
     ATOMICS,
     BULK,
     BY_SECTION,
@@ -80,6 +81,9 @@ NARROW_PACE = 0.985
 #: And where consumers have gradients of keys written: 0.5 to 5 % of five kernels of an H200, most where few
 #: rows pass by in a turn.
 WRITER_PACE = 0.99
+#: And where products of warpgroups apart come in turns, two of each: by six kernels of an H200 of 224 and 256
+#: columns, in its share of their time.
+APART_AHEAD_PACE = 0.965
 #: How much longer than what is counted a tile takes whose sums blocks of a cluster send each other, in step:
 #: of 28 kernels of an H200, at 512 and 2048 rows.
 CLUSTER_PACE = 1.65
@@ -214,6 +218,8 @@ def _pace(variant: WgmmaBackward, problem: Problem) -> float:
         pace *= SECTION_PACE
     if variant.shares_copies:
         pace *= COPIES_PACE
+    if variant.apart and variant.schedule == AHEAD:
+        pace *= APART_AHEAD_PACE
     return pace * (WEIGHTS_FIRST_PACE if variant.schedule == WEIGHTS_FIRST else 1.0)
 
 

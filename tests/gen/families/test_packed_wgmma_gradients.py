@@ -40,6 +40,7 @@ WAYS: dict[str, tuple[WgmmaBackward, Problem]] = {
         replace(PACKED, head_dim=64, head_dim_v=40),
     ),
     "launch, apart": (replace(SMALL, br=48, apart=True, order="by_section"), PACKED),
+    "launch, apart, a tile ahead": (replace(SMALL, apart=True, schedule="ahead"), PACKED),
     "bulk": (SUMS, PACKED),
     "bulk, apart, in passes": (
         replace(SUMS, apart=True, dout_stages=1, order="heaviest_first"),

@@ -42,6 +42,7 @@ IN_PARTS_THAT_STAY = WgmmaBackward(
     br=128, schedule="ahead", parts=2, kept="registers", dq_path="bulk", meeting="late", turns="free"
 )
 COLUMNS = "sums by the copy engine, shared by columns"
+APART_AHEAD = "apart, products of the next tile behind sums"
 AHEAD = "scores of the next tile ahead"
 CLUSTER = "sums in a cluster, shared by rows"
 COLUMNS_IN_CLUSTER = "sums in a cluster, shared by columns, tiles ahead"
@@ -76,6 +77,14 @@ WAYS: dict[str, tuple[WgmmaBackward, Problem]] = {
     ),
     "apart": (replace(APART, br=48), replace(PROBLEM, head_dim=72, head_dim_v=40)),
     "apart, wide rows": (APART, replace(PROBLEM, head_dim=256, head_dim_v=256)),
+    APART_AHEAD: (
+        replace(APART, br=48, schedule="ahead"),
+        replace(PROBLEM, head_dim=72, head_dim_v=40),
+    ),
+    "apart, a tile ahead, wide rows": (
+        replace(APART, schedule="ahead", dout_stages=1),
+        replace(PROBLEM, dtype="f16", head_dim=256, head_dim_v=256),
+    ),
     "sums by the copy engine, shared by rows": (
         WgmmaBackward(br=128, dq_path="bulk", schedule="together"),
         replace(PROBLEM, head_dim=64, head_dim_v=40),
@@ -266,6 +275,7 @@ WAYS: dict[str, tuple[WgmmaBackward, Problem]] = {
 SCORED_BY = {
     "launch": SMALL,
     "apart": APART,
+    "apart ahead": replace(APART, schedule="ahead"),
     "bulk": replace(SMALL, br=64, rows=128, keys=64, dq_path="bulk"),
     "ahead": replace(SMALL, schedule="ahead"),
     "made first": replace(SMALL, schedule="made_first"),
@@ -357,7 +367,9 @@ def test_masks_and_changes_of_scores_are_differentiated(way: str, name: str) -> 
 @needs_compiler
 @pytest.mark.parametrize(
     "way",
-    sampled(["f16", "apart", "sums by threads", AHEAD, HANDED_ON, HANDED_ON_IN_PARTS], 1, thorough=2),
+    sampled(
+        ["f16", "apart", APART_AHEAD, "sums by threads", AHEAD, HANDED_ON, HANDED_ON_IN_PARTS], 1, thorough=2
+    ),
 )
 def test_nothing_is_read_or_written_out_of_bounds(way: str) -> None:
     check(kernel_of(way, scoring=Scoring(window=(9, 5), softcap=5.0)), sanitize=True)
@@ -388,6 +400,10 @@ PLACE_OF_HEAD_BEFORE = (
             (COLUMNS, "[share_column / kChunk]", "[0]"),
             (COLUMNS, "if (lane == 0) tma_wait_read<0>();", ""),
             (AHEAD, "if (other_head) first = first_row, ++head;", ""),
+            (APART_AHEAD, "if (!is_first) named_barrier_sync(weights_empty, 2 * kWarpgroup);", ""),
+            (APART_AHEAD, "named_barrier_sync(weights_full, 2 * kWarpgroup);", ""),
+            (APART_AHEAD, "wgmma_wait<0>();\n        hold(s);", "hold(s);"),
+            (APART_AHEAD, "first += kPassingRows;", ""),
             (PARTS, "const int column = part * kWeighedRows + ", "const int column = "),
             (PARTS, "[ds_stage][consumer] + 1 * kWeighedRows * kChunk", "[ds_stage][consumer]"),
             (PARTS, "lane / 16) ^ row % 8) * 8", "lane / 16)) * 8"),
@@ -524,8 +540,12 @@ def test_what_cannot_run_is_told() -> None:
 def test_scores_are_made_ahead_where_there_is_room() -> None:
     with pytest.raises(Illegal, match="schedule=ahead: there is room for one tile of queries"):
         render(WgmmaBackward(schedule="ahead", q_stages=1), PROBLEM, H200)
-    with pytest.raises(Illegal, match="schedule=ahead: apart, a warpgroup has nothing else to do"):
-        render(replace(APART, schedule="ahead"), PROBLEM, H200)
+    with pytest.raises(Illegal, match="schedule=made_first: apart, a warpgroup has nothing else to do"):
+        render(replace(APART, schedule="made_first"), PROBLEM, H200)
+    with pytest.raises(
+        Illegal, match="where a launch makes gradients of queries, dq_path=launch, not"
+    ):
+        render(replace(APART, schedule="ahead", br=64, dq_path="bulk"), PROBLEM, H200)
     with pytest.raises(Illegal, match="parts=2: schedule=together weighs a tile as a whole"):
         render(WgmmaBackward(parts=2), PROBLEM, H200)
     with pytest.raises(Illegal, match="parts=2: with dq_path=launch br=32 does the same"):

@@ -77,7 +77,7 @@ constexpr int kShareTiles = 1, kShareColumns = 64;  // of queries' gradients, of
 constexpr int kGradientsBarrier = 1;  // named: all consumers have written their gradients of scores
 constexpr int kPostprocessRows = 64, kPostprocessThreads = 128;
 constexpr int kRowBox = 64, kKeyBox = 128;  // rows and keys that one copy brings
-constexpr int kStatisticsRows = 32, kStatisticsThreads = 256;
+constexpr int kStatisticsRows = 64, kStatisticsThreads = 256;
 
 // A tile in shared memory is made of chunks of 64 columns, whose rows of 128 bytes are swizzled.
 constexpr int kChunk = 64;
@@ -221,6 +221,13 @@ __device__ __forceinline__ void tma_commit() {
 template <int kGroups>
 __device__ __forceinline__ void tma_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(kGroups) : "memory");
+}
+
+__device__ __forceinline__ void mma_m16n8k16_bf16(float* d, const unsigned* a, const unsigned* b) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 __device__ __forceinline__ void stmatrix_x4_trans(void* row, const unsigned* m) {
@@ -683,16 +690,33 @@ __device__ __forceinline__ void add_shares(
   tma_commit();
 }
 
-// Leaves of each row its log-sum-exp and the sum of dout * o, less the gradient of the log-sum-exp; 16 lanes do a row.
+// The sum of o * gradient of a row that four lanes read, each 8 of 32 columns: for the one of them that has it. Tensor cores
+// multiply a warp's eight rows of outputs with all eight of gradients, and of that the diagonal is wanted.
+__device__ __forceinline__ float product_of_rows(const Element* o, const Element* gradient) {
+  const int lane = threadIdx.x % 4;
+  float products[4] = {};
+#pragma unroll
+  for (int first = 0; first < kDv; first += 32) {
+    const int x = first + 8 * lane;
+    const uint4 a = *reinterpret_cast<const uint4*>(o + x);
+    const uint4 b = *reinterpret_cast<const uint4*>(gradient + x);
+    // Columns come in any order, the same of both; of the outputs' other eight rows nothing is asked.
+    const unsigned factors[2][4] = {{a.x, 0, a.y, 0}, {a.z, 0, a.w, 0}}, others[2][2] = {{b.x, b.y}, {b.z, b.w}};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) mma_m16n8k16_bf16(products, factors[i], others[i]);
+  }
+  return threadIdx.x / 4 % 2 ? products[1] : products[0];
+}
+
+// Whether that is the thread's.
+__device__ __forceinline__ bool has_sum() { return threadIdx.x % 4 == threadIdx.x % 32 / 8; }
+
+// Leaves of each row its log-sum-exp and the sum of dout * o, less the gradient of the log-sum-exp; 4 lanes do a row.
 extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
     attention_bf16_d128_backward_statistics(const AttentionArgs args) {
   let_next_launch_begin();
 
-  // Neighbouring elements, moved by one access.
-  struct alignas(16) Elements {
-    __nv_bfloat16 at[8];
-  };
-  constexpr int kLanes = 16, kRowsAtOnce = kStatisticsThreads / kLanes;
+  constexpr int kLanes = 4, kRowsAtOnce = kStatisticsThreads / kLanes;
   const int tiles = (args.seqlen_q + kStatisticsRows - 1) / kStatisticsRows;
   const int tile = int(blockIdx.x) % tiles, head = int(blockIdx.x) / tiles % args.num_q_heads;
   const int batch = int(blockIdx.x) / tiles / args.num_q_heads;
@@ -704,27 +728,22 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
     *reinterpret_cast<float4*>(sums + i) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   }
   const int lane = int(threadIdx.x) % kLanes, end_row = min((tile + 1) * kStatisticsRows, args.seqlen_q);
+  float totals[kStatisticsRows / kRowsAtOnce];
+#pragma unroll
+  for (int n = 0; n < kStatisticsRows; n += kRowsAtOnce) {
+    // In place of rows that are not there the last one: no branch is between reads, which are all under way at once.
+    const int row = min(tile * kStatisticsRows + n + int(threadIdx.x) / kLanes, end_row - 1);
+    const __nv_bfloat16* const o =
+        args.o + batch * args.o_stride_batch + head * args.o_stride_head + row * args.o_stride_row;
+    const __nv_bfloat16* const gradient =
+        args.dout + batch * args.dout_stride_batch + head * args.dout_stride_head + row * args.dout_stride_row;
+    totals[n / kRowsAtOnce] = product_of_rows(o, gradient);
+  }
 #pragma unroll
   for (int n = 0; n < kStatisticsRows; n += kRowsAtOnce) {
     const int row = tile * kStatisticsRows + n + int(threadIdx.x) / kLanes;
     const bool is_there = row < end_row;
-    float sum = 0.0f;
-    if (is_there) {
-      const __nv_bfloat16* const o =
-          args.o + batch * args.o_stride_batch + head * args.o_stride_head + row * args.o_stride_row;
-      const __nv_bfloat16* const gradient =
-          args.dout + batch * args.dout_stride_batch + head * args.dout_stride_head + row * args.dout_stride_row;
-      for (int x = lane * 8; x < kDv; x += kLanes * 8) {
-        const Elements of_o = *reinterpret_cast<const Elements*>(o + x);
-        const Elements of_gradient = *reinterpret_cast<const Elements*>(gradient + x);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          sum = fmaf(__bfloat162float(of_o.at[i]), __bfloat162float(of_gradient.at[i]), sum);
-        }
-      }
-    }
-#pragma unroll
-    for (int bit = 1; bit < kLanes; bit *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, bit);
+    const float sum = totals[n / kRowsAtOnce];
     if (!is_there) continue;
     if (row == args.seqlen_q - 1) {
       for (int filling = args.seqlen_q + lane; filling < filled_rows(args); filling += kLanes) {
@@ -732,7 +751,7 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
         delta_of(args, batch, head)[filling] = 0.0f;
       }
     }
-    if (lane != 0) continue;
+    if (!has_sum()) continue;
     const long long place = (static_cast<long long>(batch) * args.num_q_heads + head) * args.seqlen_q + row;
     const float lse = args.lse[place];
     lse_of(args, batch, head)[row] = lse == -kInfinity ? kInfinity : lse * kLog2e;
