@@ -9,7 +9,7 @@
 //   bc = 64                    keys that a block keeps, whose gradients it makes
 //   apart = true               of 64 keys one warpgroup makes dv and another dk, which takes fewer registers
 //   br = 64                    query rows that pass by them
-//   schedule = together        when weights are made and multiplied: beside their gradients, after, or a tile ahead
+//   schedule = ahead           when weights are made and multiplied: beside their gradients, after, or a tile ahead
 //   parts = 1                  parts of them whose weights are made one behind the other
 //   kept = shared              what products read from registers: values, or keys as well
 //   q_stages = 2               tiles of queries in shared memory
@@ -21,10 +21,11 @@
 //   k_stages = 2               tiles of keys in shared memory
 //   v_stages = 1               tiles of values in shared memory
 //   order = by_head            blocks that start together: of a head, or the heaviest of all, or of heads that L2 holds
+//   turns = free               tiles of keys that a block takes: one, or each so-manieth, or the next whenever it is free
 //   second = beside            when blocks of keys begin: behind the launch of query rows, or beside its last blocks
 //
-// Measured on NVIDIA H200, batch 32, 8 heads, 512 rows, with a causal mask: 327.5 us (median), spread 0.4 %,
-// 262.3 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.3e-03.
+// Measured on NVIDIA H200, batch 32, 8 heads, 512 rows, with a causal mask: 308.8 us (median), spread 0.5 %,
+// 278.2 TFLOP/s, 168 registers per thread, occupancy 19 %. Largest error per head against float64: 1.3e-03.
 // Built by nvcc 13.0.88, driver 580.159.04 (CUDA 13.0). Tuned by flashgen 0.2.0, seed 0.
 //
 // Build:
@@ -36,10 +37,10 @@
 //
 //     flashgen emit bf16_d256_backward_causal_b32_h8_n512.cu \
 //         --device h200 --dtype bf16 --d 256 --backward --causal --batch 32 --heads 8 --seqlen 512 \
-//         --family wgmma-backward --set bc=64 --set apart=true --set br=64 --set schedule=together \
+//         --family wgmma-backward --set bc=64 --set apart=true --set br=64 --set schedule=ahead \
 //         --set parts=1 --set kept=shared --set q_stages=2 --set dout_stages=2 --set dq_path=launch \
 //         --set ds_stages=2 --set rows=128 --set keys=64 --set k_stages=2 --set v_stages=1 \
-//         --set order=by_head --set second=beside
+//         --set order=by_head --set turns=free --set second=beside
 
 #include <cuda_bf16.h>
 #include <cuda.h>
@@ -90,6 +91,7 @@ constexpr int kBc = 64;  // keys that a block keeps, whose gradients it makes
 constexpr int kPassingRows = 64;  // query rows that pass by them at a time
 constexpr int kConsumers = 2;  // warpgroups that compute, beside the producer
 constexpr int kThreads = 384;
+constexpr int kMaxBlocks = 132;  // as many as run at once
 constexpr int kQStages = 2, kDoutStages = 2;  // tiles of them in shared memory
 constexpr int kBr = 128;  // query rows that a block of the other launch keeps
 constexpr int kPassingKeys = 64;  // keys that pass by them at a time
@@ -119,6 +121,9 @@ struct SharedStorage {
   alignas(16) float lse[kQStages][kPassingRows], delta[kDoutStages][kPassingRows];
   // A stage is full once its bytes have arrived, and empty once every warp of consumers has done with it.
   Barrier kept_full, q_full[kQStages], q_empty[kQStages], dout_full[kDoutStages], dout_empty[kDoutStages];
+  Barrier kept_empty;  // once every warp of consumers has read what it needs of keys and values
+  Barrier next_full, next_empty;  // once the producer has told the next turn, and every warp of consumers has read it
+  int next;
 };
 
 using KeptRows = Element[kBr * kChunk];
@@ -296,6 +301,9 @@ __device__ __forceinline__ bool elect_one() {
 // rather than once and for all in a register each.
 __device__ __forceinline__ void forget(unsigned long long& value) {
   asm volatile("" : "+l"(value));
+}
+__device__ __forceinline__ void forget(int& value) {
+  asm volatile("" : "+r"(value));
 }
 
 // Orders what this warpgroup's threads wrote to registers before its next products.
@@ -559,6 +567,34 @@ __device__ __forceinline__ void release(Barrier* empty) {
   if (threadIdx.x % 32 < kArrivals) barrier_arrive(empty);
 }
 
+// The keys that a block takes in a turn, of a head, and the rows that see some of them: so many tiles of each query head.
+struct Turn {
+  int batch, kv_head, first_key, end_key, first_row, end_row, of_head;
+
+  __device__ __forceinline__ Turn(const AttentionArgs& args, int number) {
+    const int tiles = tiles_of_keys(args);
+    first_key = number % tiles * kBc;
+    kv_head = number / tiles % args.num_kv_heads;
+    batch = number / tiles / args.num_kv_heads;
+    end_key = min(first_key + kBc, args.seqlen_k);
+    find_rows(args, batch, first_key, end_key, first_row, end_row);
+    first_row -= first_row % kPassingRows;
+    of_head = first_row < end_row ? (end_row - first_row + kPassingRows - 1) / kPassingRows : 0;
+  }
+
+  static __device__ __forceinline__ int tiles_of_keys(const AttentionArgs& args) {
+    return (args.seqlen_k + kBc - 1) / kBc;
+  }
+  static __device__ __forceinline__ int count(const AttentionArgs& args) {
+    return args.batch * args.num_kv_heads * tiles_of_keys(args);
+  }
+};
+
+// How many turns have been taken beside the first ones of all blocks: behind what is known of rows of all heads.
+__device__ __forceinline__ int* turns_taken(const AttentionArgs& args) {
+  return reinterpret_cast<int*>(delta_of(args, args.batch, 0));
+}
+
 // Stores a warp's part of gradients, of sixteen rows and times a factor, as the copy engine shall take it: `place_of` has
 // the place of eight columns of a row.
 template <int n, typename Place>
@@ -597,6 +633,16 @@ __device__ __forceinline__ void send_rows(
   tma_commit();
 }
 
+// Writes a warp's sixteen rows of gradients, from `first_row` on and before `end`, of keys that no row sees.
+template <int columns>
+__device__ __forceinline__ void write_zeros(Element* array, long long stride, int first_row, int end) {
+  constexpr int kAccesses = columns / 8;  // of a row
+  for (int i = threadIdx.x % 32; i < 16 * kAccesses; i += 32) {
+    const int row = first_row + i / kAccesses;
+    if (row < end) *reinterpret_cast<uint4*>(array + row * stride + i % kAccesses * 8) = uint4{};
+  }
+}
+
 // The sum of o * gradient of a row that four lanes read, each 8 of 32 columns: for the one of them that has it. Tensor cores
 // multiply a warp's eight rows of outputs with all eight of gradients, and of that the diagonal is wanted.
 __device__ __forceinline__ float product_of_rows(const Element* o, const Element* gradient) {
@@ -623,6 +669,7 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
     attention_bf16_d256_backward_statistics(const AttentionArgs args) {
   let_next_launch_begin();
 
+  if (blockIdx.x == 0 && threadIdx.x == 0) *turns_taken(args) = 0;
   constexpr int kLanes = 4, kRowsAtOnce = kStatisticsThreads / kLanes;
   const int tiles = (args.seqlen_q + kStatisticsRows - 1) / kStatisticsRows;
   const int tile = int(blockIdx.x) % tiles, head = int(blockIdx.x) / tiles % args.num_q_heads;
@@ -659,26 +706,20 @@ extern "C" __global__ void __launch_bounds__(kStatisticsThreads)
   }
 }
 
-// Gradients of keys and values: the block keeps kBc of them and the rows that see some pass by. Of 64 keys one
+// Gradients of keys and values: a block keeps kBc of them at a time, and the rows that see some pass by. Of 64 keys one
 // warpgroup makes weights and the gradients of values, another those of keys.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_bf16_d256_backward_kernel(const AttentionArgs args, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(shared_bytes);
-  const int tiles = (args.seqlen_k + kBc - 1) / kBc, group = args.num_q_heads / args.num_kv_heads;
-  const int first_key = int(blockIdx.x) % tiles * kBc, kv_head = int(blockIdx.x) / tiles % args.num_kv_heads;
-  const int batch = int(blockIdx.x) / tiles / args.num_kv_heads;
-  const int end_key = min(first_key + kBc, args.seqlen_k);
-  int first_row, end_row;
-  find_rows(args, batch, first_key, end_key, first_row, end_row);
-  first_row -= first_row % kPassingRows;
-  // Tiles of rows of all heads that share the keys, one head behind the other.
-  const int of_head = first_row < end_row ? (end_row - first_row + kPassingRows - 1) / kPassingRows : 0;
-
+  const int group = args.num_q_heads / args.num_kv_heads;
   // Read from one lane, so that the compiler knows it to be the same in all.
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
     barrier_init(&smem.kept_full, 1);
+    barrier_init(&smem.kept_empty, kArrivals * 4 * kConsumers);
+    barrier_init(&smem.next_full, 1);
+    barrier_init(&smem.next_empty, kArrivals * 4 * kConsumers);
     for (int i = 0; i < kQStages; ++i) {
       barrier_init(&smem.q_full[i], 1);
       barrier_init(&smem.q_empty[i], kArrivals * 4 * kConsumers);
@@ -695,117 +736,175 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
   PipelineState<kQStages> q_pipe;
   PipelineState<kDoutStages> dout_pipe;
+  unsigned kept_phase = 0, next_phase = 0;
+  const int count = Turn::count(args);
   if (warp < 4) {
     give_registers<24>();
     if (warp == 1 && blockIdx.x == gridDim.x - 1) {
       // Who is told that this launch has ended counts on the end of the one in front of it, too.
       end_behind_earlier_launches();
     }
-    if (warp != 0 || of_head == 0 || !elect_one()) return;
+    if (warp != 0 || !elect_one()) return;
+    prefetch_map(&maps.k);
+    prefetch_map(&maps.v);
     prefetch_map(&maps.q);
     prefetch_map(&maps.dout);
-    barrier_expect(&smem.kept_full, sizeof(smem.k) + sizeof(smem.v));
-    load_rows<kBc, kKeyBox, kDChunks>(smem.k, &maps.k, &smem.kept_full, first_key, kv_head, batch);
-    load_rows<kBc, kKeyBox, kDvChunks>(smem.v, &maps.v, &smem.kept_full, first_key, kv_head, batch);
-    for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-      for (int n = 0, first = first_row; n < of_head; ++n, first += kPassingRows) {
-        Barrier* const q_full = &smem.q_full[q_pipe.stage];
-        barrier_wait(&smem.q_empty[q_pipe.stage], q_pipe.phase ^ 1);
-        barrier_expect(q_full, sizeof(smem.q[0]) + sizeof(smem.lse[0]));
-        load_rows<kPassingRows, kRowBox, kDChunks>(smem.q[q_pipe.stage], &maps.q, q_full, first, head, batch);
-        bulk_load(smem.lse[q_pipe.stage], lse_of(args, batch, head) + first, sizeof(smem.lse[0]), q_full);
-        q_pipe.advance();
-        Barrier* const dout_full = &smem.dout_full[dout_pipe.stage];
-        barrier_wait(&smem.dout_empty[dout_pipe.stage], dout_pipe.phase ^ 1);
-        barrier_expect(dout_full, sizeof(smem.dout[0]) + sizeof(smem.delta[0]));
-        load_rows<kPassingRows, kRowBox, kDvChunks>(
-            smem.dout[dout_pipe.stage], &maps.dout, dout_full, first, head, batch);
-        bulk_load(smem.delta[dout_pipe.stage], delta_of(args, batch, head) + first, sizeof(smem.delta[0]), dout_full);
-        dout_pipe.advance();
+#pragma unroll 1
+    for (int number = blockIdx.x; number < count;) {
+      const Turn turn(args, number);
+      const int batch = turn.batch;
+      bool is_kept = false;
+#pragma unroll 1
+      for (int head = turn.kv_head * group; head < (turn.kv_head + 1) * group; ++head) {
+#pragma unroll 1
+        for (int n = 0, first = turn.first_row; n < turn.of_head; ++n, first += kPassingRows) {
+          Barrier* const q_full = &smem.q_full[q_pipe.stage];
+          barrier_wait(&smem.q_empty[q_pipe.stage], q_pipe.phase ^ 1);
+          barrier_expect(q_full, sizeof(smem.q[0]) + sizeof(smem.lse[0]));
+          load_rows<kPassingRows, kRowBox, kDChunks>(smem.q[q_pipe.stage], &maps.q, q_full, first, head, batch);
+          bulk_load(smem.lse[q_pipe.stage], lse_of(args, batch, head) + first, sizeof(smem.lse[0]), q_full);
+          q_pipe.advance();
+          Barrier* const dout_full = &smem.dout_full[dout_pipe.stage];
+          barrier_wait(&smem.dout_empty[dout_pipe.stage], dout_pipe.phase ^ 1);
+          barrier_expect(dout_full, sizeof(smem.dout[0]) + sizeof(smem.delta[0]));
+          load_rows<kPassingRows, kRowBox, kDvChunks>(
+              smem.dout[dout_pipe.stage], &maps.dout, dout_full, first, head, batch);
+          bulk_load(smem.delta[dout_pipe.stage], delta_of(args, batch, head) + first, sizeof(smem.delta[0]), dout_full);
+          dout_pipe.advance();
+          if (is_kept) continue;
+          // Rows have room sooner than keys, of which the turn before has need until its end.
+          is_kept = true;
+          barrier_wait(&smem.kept_empty, kept_phase ^ 1);
+          barrier_expect(&smem.kept_full, sizeof(smem.k) + sizeof(smem.v));
+          load_rows<kBc, kKeyBox, kDChunks>(smem.k, &maps.k, &smem.kept_full, turn.first_key, turn.kv_head, batch);
+          load_rows<kBc, kKeyBox, kDvChunks>(smem.v, &maps.v, &smem.kept_full, turn.first_key, turn.kv_head, batch);
+          kept_phase ^= 1;
+        }
       }
+      // Not before: a block with much to do yet would keep a turn from others.
+      number = gridDim.x + atomicAdd(turns_taken(args), 1);
+      barrier_wait(&smem.next_empty, next_phase ^ 1);
+      smem.next = number;
+      barrier_arrive(&smem.next_full);
+      next_phase ^= 1;
     }
     return;
   }
   take_registers<240>();
-  const int consumer = warp / 4 - 1, pair = consumer / 2, lane = threadIdx.x % 32, thread = threadIdx.x % kWarpgroup;
-  const int own = pair * 64;  // the pair's first key here
-  const int weights_full = 1 + 2 * pair, weights_empty = 2 + 2 * pair;  // named barriers
-  float4 (&passed)[kPassingRows / 8][kWarpgroup] = smem.weights[pair];
-  if (of_head > 0) barrier_wait(&smem.kept_full, 0);
-  if (consumer % 2 == 0) {
-    const int own_key = first_key + own + warp % 4 * 16 + lane / 4;  // the thread's first
-    const unsigned long long k_desc = descriptor(smem.k[0] + own * kChunk);
-    const float scale = args.scale * kLog2e;
-    float sum_v[kDv / 2] = {};
 #pragma unroll 1
-    for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-#pragma unroll 1
-      for (int n = 0, first = first_row; n < of_head; ++n, first += kPassingRows) {
-        float s[kPassingRows / 2], factors[kPassingRows / 2];
-        unsigned weights[kPassingRows / 16][4];
+  for (int number = blockIdx.x; number < count;) {
+    const Turn turn(args, number);
+    const int batch = turn.batch, kv_head = turn.kv_head, first_key = turn.first_key;
+    const int first_row = turn.first_row, end_key = turn.end_key, of_head = turn.of_head;
+    const int consumer = warp / 4 - 1, pair = consumer / 2, lane = threadIdx.x % 32, thread = threadIdx.x % kWarpgroup;
+    const int own = pair * 64;  // the pair's first key here
+    const int weights_full = 1 + 2 * pair, weights_empty = 2 + 2 * pair;  // named barriers
+    const int values_next = kConsumers + weights_full, keys_next = kConsumers + weights_empty;  // whose products are next
+    float4 (&passed)[kPassingRows / 8][kWarpgroup] = smem.weights[pair];
+    if (of_head > 0) barrier_wait(&smem.kept_full, kept_phase);
+    if (consumer % 2 == 0) {
+      const int own_key = first_key + own + warp % 4 * 16 + lane / 4;  // the thread's first
+      const unsigned long long k_desc = descriptor(smem.k[0] + own * kChunk);
+      const float scale = args.scale * kLog2e;
+      float sum_v[kDv / 2] = {}, s[kPassingRows / 2];
+      unsigned weights[kPassingRows / 16][4];
+      int left = of_head * group, head = kv_head * group, first = first_row;  // tiles, and which is the next
+      const auto start_next = [&] {
         barrier_wait(&smem.q_full[q_pipe.stage], q_pipe.phase);
         start_products<kDSteps, KeptKeys, PassingRows>(s, k_desc, descriptor(smem.q[q_pipe.stage]));
-        wgmma_wait<0>();
-        hold(s);
+      };
+      // Makes weights of scores, passes them on, and starts the sums of values when it is their turn.
+      const auto take_tile = [&] {
+        float factors[kPassingRows / 2];
         // What the gradient of each weight is multiplied by.
-      const auto weigh_all = [&](auto masked) {
-        constexpr bool kMasked = decltype(masked)::value;
+        const auto weigh_all = [&](auto masked) {
+          constexpr bool kMasked = decltype(masked)::value;
 #pragma unroll
-        for (int i = 0; i < kPassingRows / 2; i += 4) {
-          const int column = i * 2 + lane % 4 * 2;
-          const float2 lse = *reinterpret_cast<const float2*>(smem.lse[q_pipe.stage] + column);
+          for (int i = 0; i < kPassingRows / 2; i += 4) {
+            const int column = i * 2 + lane % 4 * 2;
+            const float2 lse = *reinterpret_cast<const float2*>(smem.lse[q_pipe.stage] + column);
 #pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const int row = first + column + e;
-            const KeyRange seen = kMasked ? keys_of(args, batch, row) : KeyRange{};
+            for (int e = 0; e < 2; ++e) {
+              const int row = first + column + e;
+              const KeyRange seen = kMasked ? keys_of(args, batch, row) : KeyRange{};
 #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-              const int at = i + 2 * h + e, key = own_key + 8 * h;
-              factors[at] = 1.0f;
-              weigh<kMasked>(s[at], factors[at], args, batch, head, row, key, seen, scale, e ? lse.y : lse.x, 0.0f);
+              for (int h = 0; h < 2; ++h) {
+                const int at = i + 2 * h + e, key = own_key + 8 * h;
+                factors[at] = 1.0f;
+                weigh<kMasked>(s[at], factors[at], args, batch, head, row, key, seen, scale, e ? lse.y : lse.x, 0.0f);
+              }
             }
           }
+        };
+        if (is_partial(args, batch, first, first + kPassingRows, first_key, end_key)) {
+          weigh_all(Constant<true>{});
+        } else {
+          weigh_all(Constant<false>{});
         }
-      };
-      if (is_partial(args, batch, first, first + kPassingRows, first_key, end_key)) {
-        weigh_all(Constant<true>{});
-      } else {
-        weigh_all(Constant<false>{});
-      }
         release(&smem.q_empty[q_pipe.stage]);
         q_pipe.advance();
         pack_weights(s, weights);
-        barrier_wait(&smem.dout_full[dout_pipe.stage], dout_pipe.phase);
-        start_sums(sum_v, weights, descriptor(smem.dout[dout_pipe.stage], sizeof(PassingRows)));
-        if (head > kv_head * group || n > 0) named_barrier_sync(weights_empty, 2 * kWarpgroup);
+        const bool is_first = left == of_head * group;
+        if (!is_first) named_barrier_sync(weights_empty, 2 * kWarpgroup);
 #pragma unroll
         for (int i = 0; i < kPassingRows / 8; ++i) {
           passed[i][thread] = make_float4(factors[4 * i], factors[4 * i + 1], factors[4 * i + 2], factors[4 * i + 3]);
         }
         named_barrier_arrive(weights_full, 2 * kWarpgroup);
+        barrier_wait(&smem.dout_full[dout_pipe.stage], dout_pipe.phase);
+        if (!is_first) named_barrier_sync(values_next, 2 * kWarpgroup);
+        start_sums(sum_v, weights, descriptor(smem.dout[dout_pipe.stage], sizeof(PassingRows)));
+        first += kPassingRows;
+        if (first == first_row + of_head * kPassingRows) {
+          first = first_row;
+          ++head;
+        }
+      };
+      if (left > 0) {
+        start_next();
         wgmma_wait<0>();
+        hold(s);
+#pragma unroll 1
+        for (; left > 1; --left) {
+          take_tile();
+          start_next();
+          named_barrier_arrive(keys_next, 2 * kWarpgroup);
+          wgmma_wait<1>();
+          hold(sum_v);
+          release(&smem.dout_empty[dout_pipe.stage]);
+          dout_pipe.advance();
+          wgmma_wait<0>();
+          hold(s);
+        }
+        release(&smem.kept_empty);
+        take_tile();
+        named_barrier_arrive(keys_next, 2 * kWarpgroup);
+        wgmma_wait<0>();
+      }
+      hold(sum_v);
+      if (of_head > 0) {
+        named_barrier_sync(weights_empty, 2 * kWarpgroup);  // the other warpgroup has done with these rows, too
+        send_rows(&maps.dv, smem.dout[dout_pipe.stage][0] + (own + warp % 4 * 16) * kChunk, kPassingRows * kChunk, sum_v, 1.0f,
+                  first_key + own + warp % 4 * 16, kv_head, batch);
+        if (lane == 0) tma_wait_read<0>();
+        __syncwarp();
         release(&smem.dout_empty[dout_pipe.stage]);
         dout_pipe.advance();
+      } else {
+        write_zeros<kDv>(args.dv + batch * args.dv_stride_batch + kv_head * args.dv_stride_head, args.dv_stride_row,
+                    first_key + own + warp % 4 * 16, end_key);
       }
-    }
-    hold(sum_v);
-    // By way of keys, which the other warpgroup has no need of.
-    send_rows(&maps.dv, smem.k[0] + (own + warp % 4 * 16) * kChunk, kBc * kChunk, sum_v, 1.0f,
-              first_key + own + warp % 4 * 16, kv_head, batch);
-  } else {
-    const unsigned long long v_desc = descriptor(smem.v[0] + own * kChunk);
-    float sum_k[kD / 2] = {};
-    int left = of_head * group;
-#pragma unroll 1
-    for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-#pragma unroll 1
-      for (int n = 0, first = first_row; n < of_head; ++n, first += kPassingRows) {
-        float gradient[kPassingRows / 2];
-        unsigned gradients[kPassingRows / 16][4];
+    } else {
+      const unsigned long long v_desc = descriptor(smem.v[0] + own * kChunk);
+      float sum_k[kD / 2] = {}, gradient[kPassingRows / 2];
+      unsigned gradients[kPassingRows / 16][4];
+      int left = of_head * group;  // tiles
+      const auto start_next = [&] {
         barrier_wait(&smem.dout_full[dout_pipe.stage], dout_pipe.phase);
         start_products<kDvSteps, KeptKeys, PassingRows>(gradient, v_desc, descriptor(smem.dout[dout_pipe.stage]));
-        wgmma_wait<0>();
-        hold(gradient);
+      };
+      // Makes gradients of scores of those of weights, and starts the sums of keys when it is their turn.
+      const auto take_tile = [&] {
         named_barrier_sync(weights_full, 2 * kWarpgroup);
 #pragma unroll
         for (int i = 0; i < kPassingRows / 8; ++i) {
@@ -818,22 +917,54 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             gradient[4 * i + e] = factors[e] == 0.0f ? 0.0f : product;
           }
         }
-        if (--left > 0) named_barrier_arrive(weights_empty, 2 * kWarpgroup);
+        named_barrier_arrive(weights_empty, 2 * kWarpgroup);
         release(&smem.dout_empty[dout_pipe.stage]);
         dout_pipe.advance();
         pack_weights(gradient, gradients);
         barrier_wait(&smem.q_full[q_pipe.stage], q_pipe.phase);
+        named_barrier_sync(keys_next, 2 * kWarpgroup);
         start_sums(sum_k, gradients, descriptor(smem.q[q_pipe.stage], sizeof(PassingRows)));
+      };
+      if (left > 0) {
+        start_next();
         wgmma_wait<0>();
+        hold(gradient);
+#pragma unroll 1
+        for (; left > 1; --left) {
+          take_tile();
+          start_next();
+          named_barrier_arrive(values_next, 2 * kWarpgroup);
+          wgmma_wait<1>();
+          hold(sum_k);
+          release(&smem.q_empty[q_pipe.stage]);
+          q_pipe.advance();
+          wgmma_wait<0>();
+          hold(gradient);
+        }
+        release(&smem.kept_empty);
+        take_tile();
+        wgmma_wait<0>();
+      }
+      hold(sum_k);
+      if (of_head > 0) {
+        send_rows(&maps.dk, smem.q[q_pipe.stage][0] + (own + warp % 4 * 16) * kChunk, kPassingRows * kChunk, sum_k, args.scale,
+                  first_key + own + warp % 4 * 16, kv_head, batch);
+        if (lane == 0) tma_wait_read<0>();
+        __syncwarp();
         release(&smem.q_empty[q_pipe.stage]);
         q_pipe.advance();
+      } else {
+        write_zeros<kD>(args.dk + batch * args.dk_stride_batch + kv_head * args.dk_stride_head, args.dk_stride_row,
+                    first_key + own + warp % 4 * 16, end_key);
       }
     }
-    hold(sum_k);
-    send_rows(&maps.dk, smem.v[0] + (own + warp % 4 * 16) * kChunk, kBc * kChunk, sum_k, args.scale,
-              first_key + own + warp % 4 * 16, kv_head, batch);
+    if (of_head > 0) kept_phase ^= 1;
+    barrier_wait(&smem.next_full, next_phase);
+    number = smem.next;
+    __syncwarp();
+    release(&smem.next_empty);
+    next_phase ^= 1;
   }
-  tma_wait_read<0>();
 }
 
 // Gradients of query rows: the block keeps kBr of them, each consumer 64, and the keys that they see pass by.
@@ -985,7 +1116,7 @@ extern "C" long long attention_bf16_d256_backward_workspace_bytes(const Attentio
   const long long batch = args->batch, num_q_heads = args->num_q_heads;
   const long long seqlen_q = args->seqlen_q;
   return 4 * ((batch * num_q_heads * ((seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 +
-              (batch * num_q_heads * ((seqlen_q + 63) / 64 * 64) + 63) / 64 * 64);
+              (batch * num_q_heads * ((seqlen_q + 63) / 64 * 64) + 63) / 64 * 64 + 64);
 }
 
 // How a launch of a call is made. Once one has `begun` it, the next may begin before that ends, and waits for that
@@ -1120,8 +1251,9 @@ static int launch_kernel(const AttentionArgs* args, cudaStream_t stream, bool& b
   const cudaError_t status =
       cudaFuncSetAttribute(attention_bf16_d256_backward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (status != cudaSuccess) return status;
+  const unsigned grid = unsigned(blocks < kMaxBlocks ? blocks : kMaxBlocks);
   cudaLaunchAttribute attribute;
-  const cudaLaunchConfig_t config = configure(unsigned(blocks), kThreads, smem_bytes, stream, attribute, begun);
+  const cudaLaunchConfig_t config = configure(grid, kThreads, smem_bytes, stream, attribute, begun);
   return cudaLaunchKernelEx(&config, attention_bf16_d256_backward_kernel, *args, maps);
 }
 
@@ -1158,4 +1290,4 @@ extern "C" int attention_bf16_d256_backward(const AttentionArgs* args, cudaStrea
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 8, "num_kv_heads": 8, "seqlen_q": 512, "seqlen_k": 512, "head_dim": 256, "head_dim_v": 256, "causal": true, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 64, "apart": true, "br": 64, "schedule": "together", "parts": 1, "kept": "shared", "q_stages": 2, "dout_stages": 2, "dq_path": "launch", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 1, "order": "by_head", "meeting": "at_once", "ranges": "of_rows", "min_blocks": 1, "turns": "one", "sums": "any_order", "walk": "down", "far_keys": "walked", "last_turn": "whole", "second": "beside", "sections": "held", "finisher": "consumers", "writer": "producer"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d256_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 230400, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "queries", "dependent": true}, {"threads": 384, "smem_bytes": 215040, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "1251fdf75415ff56", "figures": [1983, 1036]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 32, "num_q_heads": 8, "num_kv_heads": 8, "seqlen_q": 512, "seqlen_k": 512, "head_dim": 256, "head_dim_v": 256, "causal": true, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 64, "apart": true, "br": 64, "schedule": "ahead", "parts": 1, "kept": "shared", "q_stages": 2, "dout_stages": 2, "dq_path": "launch", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 1, "order": "by_head", "meeting": "at_once", "ranges": "of_rows", "min_blocks": 1, "turns": "free", "sums": "any_order", "walk": "down", "far_keys": "walked", "last_turn": "whole", "second": "beside", "sections": "held", "finisher": "consumers", "writer": "producer"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d256_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 230400, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "queries", "dependent": true}, {"threads": 384, "smem_bytes": 215040, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "c489df9c1df9db6d", "figures": [2106, 1050]}

@@ -29,9 +29,9 @@ LEAST_IDLE = 0.01
 class AdvisedParameters(RuledParameters):
     """Parameters with the rules of their family, and with its advice."""
 
-    @rule("combination", after="schedule", advisory=True)
+    @rule("combination", after="turns", advisory=True)
     def _products_are_long_enough_to_weigh_beside(self, problem: Problem, limits: DeviceLimits) -> str | None:
-        if not self.apart or self.schedule != AHEAD:
+        if not self.apart or self.schedule != AHEAD or self.persistent:
             return None
         told = f"schedule={self.schedule}: apart, "
         columns, tiles = max(problem.head_dim, problem.head_dim_v), -(-problem.seqlen_q // self.br)

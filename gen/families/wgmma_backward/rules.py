@@ -288,10 +288,12 @@ class RuledParameters(RulesOfParts):
         if not self.persistent:
             return None
         told = f"turns={self.turns}: "
-        if is_split(problem) or self.apart or self.dq_path not in (BULK, ATOMICS):
-            return told + "for whole consumers of 16-bit keys that add queries' gradients up in memory"
         if problem.layout.is_packed:
             return told + "tiles of packed sequences are a plan's, by block"
+        if self.apart and not self.sums_queries:
+            return self._why_warpgroups_apart_do_not_stay(problem)
+        if is_split(problem) or self.apart or self.dq_path not in (BULK, ATOMICS):
+            return told + "for whole consumers of 16-bit keys that add queries' gradients up in memory"
         return None
 
     @rule("combination", after="sums")
@@ -393,6 +395,18 @@ class RuledParameters(RulesOfParts):
         columns = CHUNK * (chunks(problem.head_dim) + chunks(problem.head_dim_v))
         if columns > self.br:
             return told + f"{self.br} rows of gradients of scores have no room for {columns} columns"
+        return None
+
+    def _why_warpgroups_apart_do_not_stay(self, problem: Problem) -> str | None:
+        told = f"turns={self.turns}: apart, where a launch makes gradients of queries, "
+        if self.schedule != AHEAD or self.turns != FREE:
+            return told + f"blocks stay with schedule={AHEAD} and turns={FREE}"
+        if self.br % GROUP_ROWS:
+            return told + f"gradients of {GROUP_ROWS} keys leave by way of as many rows, not br={self.br}"
+        if not self.sends_keys(problem):
+            return (
+                told + f"columns of values, {problem.head_dim_v}, are as many as {problem.head_dim} of keys"
+            )
         return None
 
     def _why_not_copied_to_all(self, problem: Problem) -> str | None:

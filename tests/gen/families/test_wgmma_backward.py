@@ -43,6 +43,7 @@ IN_PARTS_THAT_STAY = WgmmaBackward(
 )
 COLUMNS = "sums by the copy engine, shared by columns"
 APART_AHEAD = "apart, products of the next tile behind sums"
+APART_STAYS = "apart, blocks stay"
 AHEAD = "scores of the next tile ahead"
 CLUSTER = "sums in a cluster, shared by rows"
 COLUMNS_IN_CLUSTER = "sums in a cluster, shared by columns, tiles ahead"
@@ -83,6 +84,22 @@ WAYS: dict[str, tuple[WgmmaBackward, Problem]] = {
     ),
     "apart, a tile ahead, wide rows": (
         replace(APART, schedule="ahead", dout_stages=1),
+        replace(PROBLEM, dtype="f16", head_dim=256, head_dim_v=256),
+    ),
+    APART_STAYS: (
+        replace(APART, br=64, schedule="ahead", turns="free"),
+        replace(PROBLEM, head_dim=72, head_dim_v=72),
+    ),
+    "apart, blocks stay, beside those of query rows, by sections": (
+        replace(
+            APART,
+            br=64,
+            schedule="ahead",
+            turns="free",
+            dout_stages=1,
+            second="beside",
+            order="by_section",
+        ),
         replace(PROBLEM, dtype="f16", head_dim=256, head_dim_v=256),
     ),
     "sums by the copy engine, shared by rows": (
@@ -276,6 +293,7 @@ SCORED_BY = {
     "launch": SMALL,
     "apart": APART,
     "apart ahead": replace(APART, schedule="ahead"),
+    "apart, stays": replace(APART, br=64, schedule="ahead", turns="free"),
     "bulk": replace(SMALL, br=64, rows=128, keys=64, dq_path="bulk"),
     "ahead": replace(SMALL, schedule="ahead"),
     "made first": replace(SMALL, schedule="made_first"),
@@ -404,6 +422,8 @@ PLACE_OF_HEAD_BEFORE = (
             (APART_AHEAD, "named_barrier_sync(weights_full, 2 * kWarpgroup);", ""),
             (APART_AHEAD, "wgmma_wait<0>();\n        hold(s);", "hold(s);"),
             (APART_AHEAD, "first += kPassingRows;", ""),
+            (APART_STAYS, "named_barrier_sync(weights_empty, 2 * kWarpgroup);  // the other", "// the other"),
+            (APART_STAYS, "if (of_head > 0) kept_phase ^= 1;", ""),
             (PARTS, "const int column = part * kWeighedRows + ", "const int column = "),
             (PARTS, "[ds_stage][consumer] + 1 * kWeighedRows * kChunk", "[ds_stage][consumer]"),
             (PARTS, "lane / 16) ^ row % 8) * 8", "lane / 16)) * 8"),
@@ -542,10 +562,15 @@ def test_scores_are_made_ahead_where_there_is_room() -> None:
         render(WgmmaBackward(schedule="ahead", q_stages=1), PROBLEM, H200)
     with pytest.raises(Illegal, match="schedule=made_first: apart, a warpgroup has nothing else to do"):
         render(replace(APART, schedule="made_first"), PROBLEM, H200)
-    with pytest.raises(
-        Illegal, match="where a launch makes gradients of queries, dq_path=launch, not"
-    ):
+    with pytest.raises(Illegal, match="where a launch makes gradients of queries, dq_path=launch, not"):
         render(replace(APART, schedule="ahead", br=64, dq_path="bulk"), PROBLEM, H200)
+    with pytest.raises(Illegal, match="blocks stay with schedule=ahead and turns=free"):
+        render(replace(APART, turns="free"), PROBLEM, H200)
+    with pytest.raises(Illegal, match="gradients of 64 keys leave by way of as many rows, not br=32"):
+        render(replace(APART, schedule="ahead", turns="free"), PROBLEM, H200)
+    wider = replace(PROBLEM, head_dim=192, head_dim_v=128)
+    with pytest.raises(Illegal, match="columns of values, 128, are as many as 192 of keys"):
+        render(replace(APART, br=64, schedule="ahead", turns="free"), wider, H200)
     with pytest.raises(Illegal, match="parts=2: schedule=together weighs a tile as a whole"):
         render(WgmmaBackward(parts=2), PROBLEM, H200)
     with pytest.raises(Illegal, match="parts=2: with dq_path=launch br=32 does the same"):
