@@ -12,12 +12,9 @@ from .workspace import Region
 #: Threads of a block that makes statistics, and the rows that it does unless tensor cores sum them: whole
 #: tiles of sums, which it begins.
 STATISTICS_THREADS, STATISTICS_ROWS = 256, 32
-
-
-#: Rows of outputs and of their gradients that tensor cores multiply with each other at once, lanes of a warp
-#: that read one of them, elements that these read together, and how many at least for all that are under way
-#: at once to keep memory busy.
-PRODUCT_ROWS, PRODUCT_LANES, PRODUCT_COLUMNS, COLUMNS_UNDER_WAY = 8, 4, 32, 128
+#: Lanes of a warp that read a row for tensor cores, elements that these read at once, and how many of a row
+#: or of several are under way for each thread: fewer do not keep memory busy, more do no better.
+PRODUCT_LANES, PRODUCT_COLUMNS, COLUMNS_UNDER_WAY = 4, 32, 128
 
 
 @dataclass(frozen=True)

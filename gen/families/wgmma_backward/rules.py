@@ -119,8 +119,7 @@ class RuledParameters(RulesOfParts):
     @rule("combination", after="dq_path")
     def _next_products_follow_sums(self, problem: Problem, limits: DeviceLimits) -> str | None:
         if self.apart and self.schedule == AHEAD and self.sums_queries:
-            told = f"schedule={self.schedule}: apart, where a launch makes gradients of queries, "
-            return told + f"dq_path={LAUNCH}, not by dq_path={self.dq_path}"
+            return f"schedule={self.schedule}: apart, for dq_path={LAUNCH}, not dq_path={self.dq_path}"
         return None
 
     @rule("combination", after="parts")
@@ -398,15 +397,14 @@ class RuledParameters(RulesOfParts):
         return None
 
     def _why_warpgroups_apart_do_not_stay(self, problem: Problem) -> str | None:
-        told = f"turns={self.turns}: apart, where a launch makes gradients of queries, "
+        """Why blocks cannot stay whose gradients of keys and values leave by way of a turn's last rows."""
+        told = f"turns={self.turns}: apart, with dq_path={self.dq_path}, "
         if self.schedule != AHEAD or self.turns != FREE:
             return told + f"blocks stay with schedule={AHEAD} and turns={FREE}"
         if self.br % GROUP_ROWS:
             return told + f"gradients of {GROUP_ROWS} keys leave by way of as many rows, not br={self.br}"
         if not self.sends_keys(problem):
-            return (
-                told + f"columns of values, {problem.head_dim_v}, are as many as {problem.head_dim} of keys"
-            )
+            return told + f"for {problem.head_dim} columns of values as of keys, not {problem.head_dim_v}"
         return None
 
     def _why_not_copied_to_all(self, problem: Problem) -> str | None:

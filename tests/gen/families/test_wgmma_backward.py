@@ -562,14 +562,14 @@ def test_scores_are_made_ahead_where_there_is_room() -> None:
         render(WgmmaBackward(schedule="ahead", q_stages=1), PROBLEM, H200)
     with pytest.raises(Illegal, match="schedule=made_first: apart, a warpgroup has nothing else to do"):
         render(replace(APART, schedule="made_first"), PROBLEM, H200)
-    with pytest.raises(Illegal, match="where a launch makes gradients of queries, dq_path=launch, not"):
+    with pytest.raises(Illegal, match="schedule=ahead: apart, for dq_path=launch, not dq_path=bulk"):
         render(replace(APART, schedule="ahead", br=64, dq_path="bulk"), PROBLEM, H200)
     with pytest.raises(Illegal, match="blocks stay with schedule=ahead and turns=free"):
         render(replace(APART, turns="free"), PROBLEM, H200)
     with pytest.raises(Illegal, match="gradients of 64 keys leave by way of as many rows, not br=32"):
         render(replace(APART, schedule="ahead", turns="free"), PROBLEM, H200)
     wider = replace(PROBLEM, head_dim=192, head_dim_v=128)
-    with pytest.raises(Illegal, match="columns of values, 128, are as many as 192 of keys"):
+    with pytest.raises(Illegal, match="for 192 columns of values as of keys, not 128"):
         render(replace(APART, br=64, schedule="ahead", turns="free"), wider, H200)
     with pytest.raises(Illegal, match="parts=2: schedule=together weighs a tile as a whole"):
         render(WgmmaBackward(parts=2), PROBLEM, H200)
