@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from ..gen.problem import EIGHT, ITEM_BYTES, PRECISIONS, Problem
@@ -249,6 +250,19 @@ def _asked(parts: Sequence[str]) -> Scoring | None:
         else:
             asked[name] = True
     return Scoring(**asked)
+
+
+def row_named(text: str) -> Workload:
+    """Returns the workload of that name, of whichever suite has it.
+
+    Raises:
+        ValueError: none has; the message says which name is near.
+    """
+    rows = {each.name: each for suite in SUITES.values() for each in suite.workloads}
+    if text not in rows:
+        near = get_close_matches(text, rows, n=1) or ["bf16-d64-2048c"]
+        raise ValueError(f"no suite has a row {text!r}; rows are named as in {near[0]!r}")
+    return rows[text]
 
 
 def workloads(names: Sequence[str]) -> list[Workload]:

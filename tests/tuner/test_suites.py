@@ -8,7 +8,7 @@ from flashgen.gen.problem import Problem
 from flashgen.gen.scoring.asked import Scoring
 from flashgen.gen.scoring.values import typical_values
 from flashgen.tuner.bench.ladder_result import CASES
-from flashgen.tuner.suites import SUITES, workload_named, workloads
+from flashgen.tuner.suites import SUITES, row_named, workload_named, workloads
 
 
 def test_names_are_unique_over_all_suites_and_problems_in_each() -> None:
@@ -100,6 +100,13 @@ def test_a_problem_is_found_again_by_its_name() -> None:
     for name in ("f32_d64_window1", "f32_d64_window1x", "f32_d64_chunk", "f32_d64_alibi2", "f32_d64_biasu9"):
         with pytest.raises(ValueError, match="is not of the form"):
             workload_named(name)
+
+
+def test_rows_are_found_by_their_names() -> None:
+    for each in workloads(list(SUITES)):
+        assert row_named(each.name) == each
+    with pytest.raises(ValueError, match="no suite has a row 'x'; rows are named as in 'bf16-d64-2048c'"):
+        row_named("x")
 
 
 def test_the_ladders_cases_are_the_reports() -> None:

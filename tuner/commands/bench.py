@@ -41,6 +41,12 @@ class BenchWords:
             help="Any shape, named as kernels are (bf16_d64_n512); repeatable.",
         ),
     ] = None
+    rows: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--row", metavar="NAME", help="A suite's row, by its name (bf16-d64-2048c); repeatable."
+        ),
+    ] = None
     shapes: Shapes = NO_SHAPES
     contenders: Annotated[
         str | None,
@@ -82,12 +88,13 @@ class BenchWords:
         from ..build.compile import usable_cores
         from ..cards.names import resolve
         from ..option_words import parse_names
-        from ..suites import SUITES, Workload, workload_named, workloads
+        from ..suites import SUITES, Workload, row_named, workload_named, workloads
 
         for name in self.suites or []:
             if name not in SUITES:
                 raise UsageError(f"unknown suite {name!r}; {suggestion(name, list(SUITES))}")
-        asked = [checked(lambda text=text: workload_named(text)) for text in self.named or []]
+        asked = [checked(lambda text=text: row_named(text)) for text in self.rows or []]
+        asked += [checked(lambda text=text: workload_named(text)) for text in self.named or []]
         if self.shapes.is_given:
             asked += [Workload(problem.name, problem) for problem in self.shapes.problems()]
         suites = list(dict.fromkeys(self.suites or ([] if asked else list(SUITES))))
@@ -96,7 +103,7 @@ class BenchWords:
             contenders = tuple(parse_names(self.contenders, contender_names(), "contender"))
         return BenchOptions(
             device=resolve(self.device),
-            workloads=(*workloads(suites), *asked),
+            workloads=tuple(dict.fromkeys((*workloads(suites), *asked))),
             out=self.out,
             contenders=contenders,
             minutes=self.minutes,
@@ -153,8 +160,8 @@ def _recorded(words: BenchWords) -> BenchRun:
     from ..bench import figures
     from ..shelf import library
 
-    if words.suites or words.named or words.shapes.is_given or words.errors:
-        raise UsageError("--from shows a run as it is; leave suites, shapes and --errors out")
+    if words.suites or words.rows or words.named or words.shapes.is_given or words.errors:
+        raise UsageError("--from shows a run as it is; leave suites, rows, shapes and --errors out")
     run = figures.merged([figures.read(path) for path in words.from_ or []])
     return figures.with_later_kernels(run, library.entries(library.folders(words.out)))
 

@@ -841,8 +841,10 @@ def test_plots_that_cannot_be_drawn_are_refused_before_anything_is_timed(fake, t
     [
         (["lmm"], "did you mean 'llm'?"),
         (["--shape", "bf16"], "is not of the form dtype_dHEADDIM"),
+        (["--row", "dec4k-b1"], "no suite has a row 'dec4k-b1'; rows are named as in 'dec-4k-b1'"),
         (["--contenders", "flsh", "llm"], "did you mean 'flash'?"),
-        (["--from", "x.json", "llm"], "leave suites, shapes and --errors out"),
+        (["--from", "x.json", "llm"], "leave suites, rows, shapes and --errors out"),
+        (["--from", "x.json", "--row", "gpt2"], "leave suites, rows, shapes and --errors out"),
         (["--device", "sim:h200", "gpt2"], "is an emulated card"),
         (["--from", "none.json"], "cannot be read"),
     ],
