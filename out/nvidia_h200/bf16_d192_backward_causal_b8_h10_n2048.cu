@@ -878,15 +878,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       hold(sum_v);
       if (of_head > 0) {
         named_barrier_sync(weights_empty, 2 * kWarpgroup);  // the other warpgroup has done with these rows, too
-        send_rows(&maps.dv, smem.dout[dout_pipe.stage][0] + (own + warp % 4 * 16) * kChunk, kPassingRows * kChunk, sum_v, 1.0f,
+        Element* const staged = smem.dout[dout_pipe.stage][0] + (own + warp % 4 * 16) * kChunk;
+        send_rows(&maps.dv, staged, kPassingRows * kChunk, sum_v, 1.0f,
                   first_key + own + warp % 4 * 16, kv_head, batch);
         if (lane == 0) tma_wait_read<0>();
         __syncwarp();
         release(&smem.dout_empty[dout_pipe.stage]);
         dout_pipe.advance();
       } else {
-        write_zeros<kDv>(args.dv + batch * args.dv_stride_batch + kv_head * args.dv_stride_head, args.dv_stride_row,
-                    first_key + own + warp % 4 * 16, end_key);
+        write_zeros<kDv>(
+            args.dv + batch * args.dv_stride_batch + kv_head * args.dv_stride_head, args.dv_stride_row,
+            first_key + own + warp % 4 * 16, end_key);
       }
     } else {
       const unsigned long long v_desc = descriptor(smem.v[0] + own * kChunk);
@@ -941,15 +943,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       }
       hold(sum_k);
       if (of_head > 0) {
-        send_rows(&maps.dk, smem.q[q_pipe.stage][0] + (own + warp % 4 * 16) * kChunk, kPassingRows * kChunk, sum_k, args.scale,
+        Element* const staged = smem.q[q_pipe.stage][0] + (own + warp % 4 * 16) * kChunk;
+        send_rows(&maps.dk, staged, kPassingRows * kChunk, sum_k, args.scale,
                   first_key + own + warp % 4 * 16, kv_head, batch);
         if (lane == 0) tma_wait_read<0>();
         __syncwarp();
         release(&smem.q_empty[q_pipe.stage]);
         q_pipe.advance();
       } else {
-        write_zeros<kD>(args.dk + batch * args.dk_stride_batch + kv_head * args.dk_stride_head, args.dk_stride_row,
-                    first_key + own + warp % 4 * 16, end_key);
+        write_zeros<kD>(
+            args.dk + batch * args.dk_stride_batch + kv_head * args.dk_stride_head, args.dk_stride_row,
+            first_key + own + warp % 4 * 16, end_key);
       }
     }
     if (of_head > 0) kept_phase ^= 1;
@@ -1284,4 +1288,4 @@ extern "C" int attention_bf16_d192_backward(const AttentionArgs* args, cudaStrea
   return cudaSuccess;
 }
 #endif
-// flashgen: {"problem": {"dtype": "bf16", "batch": 8, "num_q_heads": 10, "num_kv_heads": 10, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 192, "head_dim_v": 192, "causal": true, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 64, "apart": true, "br": 64, "schedule": "ahead", "parts": 1, "kept": "shared", "q_stages": 2, "dout_stages": 2, "dq_path": "launch", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 1, "order": "by_head", "meeting": "at_once", "ranges": "of_rows", "min_blocks": 1, "turns": "free", "sums": "any_order", "walk": "down", "far_keys": "walked", "last_turn": "whole", "second": "beside", "sections": "held", "finisher": "consumers", "writer": "producer"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d192_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 173056, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "queries", "dependent": true}, {"threads": 384, "smem_bytes": 165888, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "990351d4efe85515", "figures": [2106, 1054]}
+// flashgen: {"problem": {"dtype": "bf16", "batch": 8, "num_q_heads": 10, "num_kv_heads": 10, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 192, "head_dim_v": 192, "causal": true, "precision": "auto", "backward": true}, "family": "wgmma-backward", "variant": {"bc": 64, "apart": true, "br": 64, "schedule": "ahead", "parts": 1, "kept": "shared", "q_stages": 2, "dout_stages": 2, "dq_path": "launch", "cluster": 1, "sum_stages": 2, "heads": 1, "ds_stages": 2, "rows": 128, "keys": 64, "k_stages": 2, "v_stages": 1, "order": "by_head", "meeting": "at_once", "ranges": "of_rows", "min_blocks": 1, "turns": "free", "sums": "any_order", "walk": "down", "far_keys": "walked", "last_turn": "whole", "second": "beside", "sections": "held", "finisher": "consumers", "writer": "producer"}, "device": "NVIDIA H200", "arch": 90, "entry": "attention_bf16_d192_backward", "launches": [{"threads": 256, "smem_bytes": 0, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "statistics"}, {"threads": 384, "smem_bytes": 173056, "rows_per_block": 128, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": null, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "queries", "dependent": true}, {"threads": 384, "smem_bytes": 165888, "rows_per_block": 64, "heads_per_block": 1, "tensor_maps": [{"array": "q", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dout", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "k", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "v", "rows": 64, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dq", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dk", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}, {"array": "dv", "rows": 16, "columns": 64, "swizzle": 128, "l2_promotion": 128}], "max_blocks": 132, "cluster": 1, "pack_heads": false, "splits": 1, "heads_per_cluster": 1, "role": "kernel", "of_keys": true, "dependent": true}], "digest": "8af5f1075bc299a4", "figures": [2106, 1054]}

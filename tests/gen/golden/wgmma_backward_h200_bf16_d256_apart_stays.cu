@@ -866,15 +866,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       hold(sum_v);
       if (of_head > 0) {
         named_barrier_sync(weights_empty, 2 * kWarpgroup);  // the other warpgroup has done with these rows, too
-        send_rows(&maps.dv, smem.dout[dout_pipe.stage][0] + (own + warp % 4 * 16) * kChunk, kPassingRows * kChunk, sum_v, 1.0f,
+        Element* const staged = smem.dout[dout_pipe.stage][0] + (own + warp % 4 * 16) * kChunk;
+        send_rows(&maps.dv, staged, kPassingRows * kChunk, sum_v, 1.0f,
                   first_key + own + warp % 4 * 16, kv_head, batch);
         if (lane == 0) tma_wait_read<0>();
         __syncwarp();
         release(&smem.dout_empty[dout_pipe.stage]);
         dout_pipe.advance();
       } else {
-        write_zeros<kDv>(args.dv + batch * args.dv_stride_batch + kv_head * args.dv_stride_head, args.dv_stride_row,
-                    first_key + own + warp % 4 * 16, end_key);
+        write_zeros<kDv>(
+            args.dv + batch * args.dv_stride_batch + kv_head * args.dv_stride_head, args.dv_stride_row,
+            first_key + own + warp % 4 * 16, end_key);
       }
     } else {
       const unsigned long long v_desc = descriptor(smem.v[0] + own * kChunk);
@@ -929,15 +931,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       }
       hold(sum_k);
       if (of_head > 0) {
-        send_rows(&maps.dk, smem.q[q_pipe.stage][0] + (own + warp % 4 * 16) * kChunk, kPassingRows * kChunk, sum_k, args.scale,
+        Element* const staged = smem.q[q_pipe.stage][0] + (own + warp % 4 * 16) * kChunk;
+        send_rows(&maps.dk, staged, kPassingRows * kChunk, sum_k, args.scale,
                   first_key + own + warp % 4 * 16, kv_head, batch);
         if (lane == 0) tma_wait_read<0>();
         __syncwarp();
         release(&smem.q_empty[q_pipe.stage]);
         q_pipe.advance();
       } else {
-        write_zeros<kD>(args.dk + batch * args.dk_stride_batch + kv_head * args.dk_stride_head, args.dk_stride_row,
-                    first_key + own + warp % 4 * 16, end_key);
+        write_zeros<kD>(
+            args.dk + batch * args.dk_stride_batch + kv_head * args.dk_stride_head, args.dk_stride_row,
+            first_key + own + warp % 4 * 16, end_key);
       }
     }
     if (of_head > 0) kept_phase ^= 1;
