@@ -873,6 +873,27 @@ def test_the_same_bits_are_made_every_run(way: str, causal: bool) -> None:
         assert all(other[name].tobytes() == first[name].tobytes() for name in ("dq", "dk", "dv"))
 
 
+@needs_compiler
+@pytest.mark.parametrize("head_dim_v", sampled([64, 40], 1))
+def test_rows_are_summed_each_by_itself(head_dim_v: int) -> None:
+    """Tensor cores multiply eight rows of outputs with eight of gradients: what one is, is nothing to the
+    others, nor are rows that are read in place of those that are not there."""
+    problem = replace(PROBLEM, head_dim=64, head_dim_v=head_dim_v)
+    rng = np.random.default_rng(7)
+    shapes = ((1, 4, 75, 64), (1, 2, 40, 64))
+    q, k, v = reference.random_inputs("normal", *shapes, scale=0.1, rng=rng, dtype=problem.dtype)
+    given = given_of(q, k, np.ascontiguousarray(v[..., :head_dim_v]), rng, scale=0.1)
+    build = SimDevice("emulated", H200).toolchain().build(render(SMALL, problem, H200))
+    before = SimRunner(H200).differentiate(build, given, scale=0.1)["dq"]
+    infinite = {12: np.inf, 74: -np.inf}
+    for row, number in infinite.items():
+        given["dout"][:, :, row] = number
+    after = SimRunner(H200).differentiate(build, given, scale=0.1)["dq"]
+    others = [row for row in range(75) if row not in infinite]
+    assert after[:, :, others].tobytes() == before[:, :, others].tobytes()
+    assert not np.isfinite(after[:, :, list(infinite)].astype(np.float32)).any()
+
+
 def test_the_workspace_is_filled_up_to_whole_tiles() -> None:
     kernel = kernel_of("f16")
     # Two numbers of each of 12 heads' 128 rows: 100, filled up to tiles of 32.
