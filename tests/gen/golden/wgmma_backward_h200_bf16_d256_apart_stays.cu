@@ -754,7 +754,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
           bulk_load(smem.delta[dout_pipe.stage], delta_of(args, batch, head) + first, sizeof(smem.delta[0]), dout_full);
           dout_pipe.advance();
           if (is_kept) continue;
-          // Rows have room sooner than keys, of which the turn before has need until its end.
+          // Rows have room sooner than keys, of which the turn before has need until its last sums.
           is_kept = true;
           barrier_wait(&smem.kept_empty, kept_phase ^ 1);
           barrier_expect(&smem.kept_full, sizeof(smem.k) + sizeof(smem.v));
